@@ -8,6 +8,7 @@ The overhead of the engine (kernel launches, sampling, its scheduler) is part of
 
 from __future__ import annotations
 
+import codecs
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,11 +26,15 @@ MOST_STEP_MS, MOST_LATENCY_S, MOST_SCALE = 1e6, 60.0, 1e3
 """Bounds of times and of factors on them. With longer steps few requests would take years of the simulator's clock."""
 MOST_DRAFTS = 64
 """Tokens that are guessed in one step."""
+MOST_SHARE = 100.0
+"""Time of a guess over that of a step."""
+SLOWEST_LINK = 1.0
+"""Bytes a second of a link."""
 MOST_BYTES = 2**22
 """Size of the largest file."""
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST, allow_inf_nan=False)]
 Natural = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
-Factor = Annotated[float, Field(ge=1, le=LARGEST, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, le=MOST_SCALE, allow_inf_nan=False)]
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Scaling = Annotated[float, Field(ge=SMALLEST, le=MOST_SCALE, allow_inf_nan=False)]
 Steps = Annotated[
@@ -112,7 +117,9 @@ class Speculation(_Part):
 
     draft_tokens: int = Field(ge=1, le=MOST_DRAFTS, description="tokens that are guessed in each step")
     acceptance: Share = Field(description="probability that a guessed token is right, if those before it were")
-    draft_share: Natural = Field(description="time of a guess over the time of a step")
+    draft_share: float = Field(
+        ge=0, le=MOST_SHARE, allow_inf_nan=False, description="time of a guess over the time of a step"
+    )
 
     @property
     def tokens_per_step(self) -> float:
@@ -137,7 +144,7 @@ class Transfer(_Part):
     """KV transfer from a prefill to a decode worker: latency + bytes / rate."""
 
     latency_s: float = Field(ge=0, le=MOST_LATENCY_S, allow_inf_nan=False, description="fixed part")
-    bytes_per_s: Positive
+    bytes_per_s: float = Field(ge=SLOWEST_LINK, le=LARGEST, allow_inf_nan=False)
     source: str
 
 
@@ -271,7 +278,7 @@ def read_profile(path: Path) -> Profile:
     except ConfigError as error:
         raise ConfigError(f"profile {path}: {error}") from None
     try:
-        return Profile.model_validate_json(raw)
+        return Profile.model_validate_json(raw.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         raise ConfigError(f"profile {path}: {first_error(error, Profile)}; see profiles/README.md") from None
 

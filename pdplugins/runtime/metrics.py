@@ -94,7 +94,7 @@ class Metrics(Collector):
         prefix = self._prefix
         yield GaugeMetricFamily(prefix + "shadow", "1: nobody follows what is decided; else 0", value=self.shadow)
         signals = GaugeMetricFamily(
-            prefix + "signal", "Forecasts and other numbers behind the last decision", labels=["name"]
+            prefix + "signal", "Forecasts and other numbers behind the last decision that had some", labels=["name"]
         )
         for name, value in list(self._signals.items()):
             signals.add_metric([name], value)

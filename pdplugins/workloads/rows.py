@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ PUBLISHED = (
 MAX_TOKENS = 10_000_000
 LARGEST = 1e15
 """The largest other number: in milliseconds thirty thousand years, which clocks of hosts can still tell."""
+DIGITS = re.compile(r"\s*[0-9]+\s*")
+"""A whole number as a text. Python would take 1_0 for one too."""
 LONGEST_LINE = 2**26
 """Characters of the longest line."""
 
@@ -85,7 +88,7 @@ def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, l
 def tokens(path: Path, number: int, column: str, value: object, least: int = 1) -> int:
     """Return `value` as a count of tokens. Raises TraceError when it is none."""
     try:
-        count = int(value) if type(value) in (int, str) else -1  # type: ignore[call-overload]
+        count = int(value) if type(value) is int or (type(value) is str and DIGITS.fullmatch(value)) else -1
     except ValueError:
         count = -1
     if not least <= count <= MAX_TOKENS:

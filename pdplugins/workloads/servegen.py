@@ -209,10 +209,12 @@ class Lengths:
             sound = text[:1] + text[-1:] == "{}" and all(0 <= share <= rows.LARGEST for share in found.values())
         except (ValueError, KeyError, TypeError, AttributeError):
             sound = False
-        if not sound or max(found, default=0) > rows.MAX_TOKENS or (found and not any(found.values())):
+        sound = sound and all(0 <= length <= rows.MAX_TOKENS for length in found)
+        if not sound or (found and not any(found.values())):
             raise TraceError(
-                f"{self._path}: window {start_s:.0f}, column {column}: not a histogram {{length: share}} of lengths up "
-                f"to {rows.MAX_TOKENS} and shares from 0 to {rows.LARGEST:g}, not all 0; drop this client's two files"
+                f"{self._path}: window {start_s:.0f}, column {column}: not a histogram {{length: share}} of lengths "
+                f"from 0 to {rows.MAX_TOKENS} and shares from 0 to {rows.LARGEST:g}, not all 0; drop this client's two "
+                "files"
             )
         shares = np.array(list(found.values()), dtype=np.float64)
         up_to = (shares / shares.sum()).cumsum() if found else shares

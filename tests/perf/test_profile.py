@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import json
 from pathlib import Path
@@ -92,6 +93,9 @@ def test_the_modelled_profile_records_what_it_was_scaled_by() -> None:
         ("power", POWER | {"decode_slow": [1.2, 1.3, 1]}, r"power: .*decode_slow must not rise"),
         ("power", POWER | {"cap_w": [400, 300, 700]}, r"power: .*cap_w must ascend"),
         ("power", POWER | {"decode_slow": [1, 1, 0.9]}, r"power\.decode_slow"),
+        ("power", POWER | {"prefill_slow": [1e18, 1, 1]}, r"power\.prefill_slow\.0: .*less than or equal to 1000"),
+        ("speculation", {"draft_tokens": 1, "acceptance": 1, "draft_share": 1e9}, r"draft_share: .*or equal to 100"),
+        ("transfer.bytes_per_s", 1e-9, r"transfer\.bytes_per_s: .*greater than or equal to 1"),
     ],
 )
 def test_a_bad_profile_is_one_line(tmp_path: Path, where: str, value: Any, message: str) -> None:
@@ -100,6 +104,13 @@ def test_a_bad_profile_is_one_line(tmp_path: Path, where: str, value: Any, messa
         read_profile(path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"profile {path}")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path: Path) -> None:
+    """Some editors write one."""
+    path = changed(tmp_path, "schema", 1)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read_profile(path)
 
 
 def test_a_time_that_is_not_finite_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def test_servegen_files_that_are_malformed_are_named(clients: Path, file: str, t
         "{" + "9" * 30 + ": 1.0}",
         "{" + "9" * 5000 + ": 1.0}",
         "{5: -1.0, 6: 2.0}",
+        "{-5: 1.0}",
+        "{-5: 1.0, 6: 1.0}",
         "{5: nan}",
         "{5: 1e999}",
         "{5: 1e308, 6: 1e308}",

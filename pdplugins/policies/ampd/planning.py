@@ -87,7 +87,8 @@ def best_plans(options: Sequence[Option], gpus: int, count: int) -> list[Deploym
     useful = _promising(tuple(_useful(options, gpus)), gpus, count)
     if {option.group.role for option in useful} != set(Role):
         raise ConfigError(
-            f"plan: {gpus} GPUs hold no prefill and decode worker; give more GPUs, or a profile with smaller degrees"
+            f"plan: {gpus} GPUs hold no prefill and decode worker for these requests; give more GPUs, a profile with "
+            "smaller degrees, or leave out the longest requests"
         )
     program = _Program(useful, gpus)
     plans: list[DeploymentPlan] = []

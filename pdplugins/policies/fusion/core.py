@@ -71,6 +71,8 @@ class Core:
         """Power caps of the last solution; None without a budget of watts."""
         self._next_s: float | None = None
         """When the programme is solved next; None before the first request."""
+        self._quiet: tuple[float, ...] | None = None
+        """What the last solution was for, if that was silence. Nothing else can follow until something happens."""
         self._news = 0
         """How well the lengths were known at the last solution. Where they are better known, it is solved at once."""
         self._looked_s = 0.0
@@ -102,6 +104,12 @@ class Core:
             self._next_s = now_s + settings.dwell_s
         if now_s < self._next_s and self.lengths.answered <= self._news:
             return None
+        seen = self.lengths.news, self.feedback.asks, workers, present, kv_capacity_tokens, least
+        silent = not self.lengths.lately(now_s)[0]
+        if silent and seen == self._quiet:
+            self._next_s = now_s + settings.interval_s
+            return None
+        self._quiet = seen if silent else None
         self._news = self.lengths.answered
         isl, osl = self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0)
         cases = Cases(workers, self.lengths.answers, lambda part: self._programme(isl, part * osl, kv_capacity_tokens))

@@ -50,6 +50,8 @@ class MeanLengths:
         self._lately: deque[tuple[float, int]] = deque(maxlen=LATELY)
         """When requests went on, and the tokens of their prompts that had to be computed."""
         self._prompts = 0
+        self.news = 0
+        """How many requests have begun and ended."""
         self._square = 0.0
         self._open: OrderedDict[str, None] = OrderedDict()
         """Requests that have gone on and not ended."""
@@ -69,6 +71,7 @@ class MeanLengths:
         """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
         if request.id in self._open:
             return
+        self.news += 1
         tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
         self._lately.append((now_s, int(tokens)))
         self._prompts += 1
@@ -119,6 +122,7 @@ class MeanLengths:
         """
         if request.id not in self._open:
             return
+        self.news += 1
         del self._open[request.id]
         if (found := self._recent.get(request.id)) is None:
             return

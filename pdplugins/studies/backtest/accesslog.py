@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from pdplugins.studies.backtest.recording import PARTS, AttainmentBounds, Latenc
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import TraceRequest
 
-TIME = {"time": 1.0, "timestamp": 1.0, "ts": 1.0, "arrival_s": 1.0, "request_received_ms": 1e-3}
+UNIX_MS = "request_received_ms"
+TIME = {"time": 1.0, "timestamp": 1.0, "ts": 1.0, "arrival_s": 1.0, UNIX_MS: 1e-3}
 """Names of the arrival, each with its unit in seconds; a text is a time in ISO 8601."""
 ISL = ("isl_tokens", "input_tokens", "prompt_tokens", "input_length")
 OSL = ("osl_tokens", "output_tokens", "completion_tokens", "output_length")
@@ -156,8 +158,14 @@ def _fields(path: Path, number: int, row: dict[str, Any]) -> dict[str, Any] | No
             raise rows.malformed(path, number, "request", request, "an object")
         replay = request.get("replay")
         row = {**(replay if isinstance(replay, dict) else {}), **request}
-    failed = isinstance(row.get("status"), int) and row["status"] >= 400
-    return None if failed or row.get("error") else row
+    return None if _failed(row.get("status")) or row.get("error") else row
+
+
+def _failed(status: object) -> bool:
+    """Tell whether a HTTP status is an error. Many logs have it as a text."""
+    if isinstance(status, str) and re.fullmatch("[0-9]{3}", status):
+        return int(status) >= 400
+    return isinstance(status, int) and status >= 400
 
 
 def _line(path: Path, number: int, row: Mapping[str, Any]) -> Line | None:
@@ -193,6 +201,8 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
             if unit * found > LATEST_S:
                 expected = "Unix seconds; a field of milliseconds is called request_received_ms"
                 raise rows.malformed(path, number, name, value, expected)
+            if name == UNIX_MS and found and unit * found < EARLIEST_S:
+                raise rows.malformed(path, number, name, value, "Unix milliseconds; a field of seconds is called time")
             return unit * found
     raise TraceError(f"{path}: line {number}: field time is missing (or {', '.join(list(TIME)[1:])})")
 

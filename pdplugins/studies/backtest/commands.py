@@ -191,6 +191,8 @@ def _logged(path: Path, since: str | None, until: str | None, config: Config) ->
     start_s, end_s = (
         None if text is None else moment(text, option, now_s) for text, option in ((since, "--from"), (until, "--to"))
     )
+    if start_s is not None and end_s is not None and start_s >= end_s:
+        raise ConfigError(f"backtest: --from {shown(since)} is not before --to {shown(until)}")
     return accesslog.read(path, Slo(config.slo.ttft_s, config.slo.tpot_s), start_s, end_s)
 
 

@@ -18,6 +18,8 @@ def table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (number, cells by column) of each row. Raises ConfigError for what is no CSV file."""
     hint = "give aiconfigurator's silicon CSV, which is published with it (github.com/ai-dynamo/aiconfigurator)"
     try:
+        if path.is_fifo():  # to open it would wait until somebody writes
+            raise ConfigError(f"rows {path}: a pipe; write it to a file first")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(_lines(file))
             if len(reader.fieldnames or ()) > MOST_COLUMNS:

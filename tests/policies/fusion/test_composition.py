@@ -240,6 +240,18 @@ def test_the_operators_composition_stays_until_answers_come(core: Callable[..., 
     assert [silent.compose(8, 1, 200_000, now_s) for now_s in (0.0, 9.0, 10.0)] == [None, None, 7]
 
 
+def test_silence_is_solved_once(core: Callable[..., Core]) -> None:
+    """A night without requests would cost a solution each second, in a simulation and in a live gateway."""
+    shared = core(dwell_s=0.0, interval_s=1.0)
+    shared.lengths.began(request("a", 20_000), 0.0)
+    first = [shared.compose(8, 7, 200_000, float(now_s)) for now_s in range(100)]
+    assert sum(wanted is not None for wanted in first) == 1
+    shared.lengths.began(request("b", 20_000), 100.0)
+    assert shared.compose(8, 7, 200_000, 101.0) is not None
+    assert shared.compose(8, 6, 200_000, 102.0) is not None, "with other roles"
+    assert shared.compose(8, 6, 200_000, 103.0) is None
+
+
 def test_a_pool_of_thousands_is_looked_at_in_a_bounded_number_of_places(core: Callable[..., Core]) -> None:
     """What is found between them is as good but for a few thousandths."""
     does, looks = core().frontier(2000.0, 100.0, 200_000), []

@@ -190,6 +190,20 @@ def test_a_trace_in_mooncakes_format_has_milliseconds(tmp_path: Path, start: int
     assert [one.arrival_s for one in found.requests] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_seconds_in_a_field_of_milliseconds_are_refused(tmp_path: Path) -> None:
+    line = {"request_received_ms": 1_700_000_000, "input_tokens": 100, "output_tokens": 10}
+    with pytest.raises(TraceError, match="is not Unix milliseconds; a field of seconds is called time"):
+        read(log(tmp_path, [line]), SLO)
+    good = [line | {"request_received_ms": 1_700_000_000_000 + at_ms} for at_ms in (0, 1000)]
+    assert len(read(log(tmp_path, good), SLO).requests) == 2
+
+
+@pytest.mark.parametrize("status", [500, "500", 404, "429"])
+def test_a_request_that_failed_is_left_out_however_its_status_is_written(tmp_path: Path, status: object) -> None:
+    lines = [plain(second) | {"status": status if second > 1 else "200"} for second in range(5)]
+    assert len(read(log(tmp_path, lines), SLO).requests) == 2
+
+
 def test_the_parts_of_a_log_have_all_of_its_requests(tmp_path: Path) -> None:
     """The last one comes at its very end."""
     found = read(log(tmp_path, [plain(second) for second in range(25)]), SLO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_what_is_no_file_is_refused(path: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as error:
         list(table.table(Path(path)))
     assert len(str(error.value)) < 500
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.csv")
+    with pytest.raises(ConfigError, match="a pipe; write it to a file first"):
+        list(table.table(tmp_path / "rows.csv"))
 
 
 @pytest.mark.parametrize("command", ["silicon", "measured"])
