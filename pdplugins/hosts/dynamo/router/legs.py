@@ -130,7 +130,8 @@ class Legs:
                 raise self._silent(worker) from None
             except Exception as error:
                 raise failure(worker, named(error)) from None
-            yield chunks
+            with worker.leg():
+                yield chunks
             ended = True
         finally:
             if not ended:

@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from time import monotonic
 from typing import Any
@@ -50,8 +51,11 @@ class DynamoWorker(Worker):
         self.block_tokens = 1
         """Tokens of one block of its KV cache."""
         self._own = 0
+        """Entries in the books. One that will decode here has one while it prefills elsewhere."""
+        self._legs = 0
+        """Legs that are open here: what its engines may report of ours."""
         self._most = [0, 0]
-        """Most of our requests that were here at once, before the last look and since."""
+        """Most legs that were open here at once, before the last look and since."""
         self._reports: tuple[bytes, ...] = ()
         self._reported_s = 0.0
 
@@ -68,13 +72,22 @@ class DynamoWorker(Worker):
         self.view.capabilities = capabilities
 
     def enters(self) -> None:
-        """Note that one of our requests is here from now on."""
+        """Note an entry in the books for one of our requests."""
         self._own += 1
-        self._most[1] = max(self._most[1], self._own)
 
     def leaves(self) -> None:
         """Note the end of that."""
         self._own -= 1
+
+    @contextmanager
+    def leg(self) -> Iterator[None]:
+        """Note that a leg is open here."""
+        self._legs += 1
+        self._most[1] = max(self._most[1], self._legs)
+        try:
+            yield
+        finally:
+            self._legs -= 1
 
     def report(self, reports: tuple[bytes, ...], decode: Callable[[bytes], Any]) -> None:
         """Take in what its engines said of their last steps: what is more than ours is of other clients.
@@ -86,7 +99,7 @@ class DynamoWorker(Worker):
             self._reports, self._reported_s = reports, now_s
         elif now_s - self._reported_s < SILENT_S:
             return
-        most, self._most = max(self._most), [self._most[1], self._own]
+        most, self._most = max(self._most), [self._most[1], self._legs]
         seen = ForwardPass(*(0.0,) * len(ForwardPass._fields))
         if now_s - self._reported_s < SILENT_S:
             readable = [message for message in map(decode, reports) if message is not None]  # None: another version

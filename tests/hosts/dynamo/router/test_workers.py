@@ -47,10 +47,22 @@ def test_what_engines_report_beyond_our_requests_is_of_others() -> None:
     load = one.view.load
     assert (load.running_requests, load.queued_requests, load.queued_tokens) == (3, 2, 20)
     assert one.view.free_kv_tokens == 6400 - 300
-    one.enters()
-    load.decode_starts(100)
-    one.report(*step(2, decodes=1))
-    assert (load.running_requests, load.queued_requests) == (1, 0)
+    with one.leg():
+        one.enters()
+        load.decode_starts(100)
+        one.report(*step(2, decodes=1))
+        assert (load.running_requests, load.queued_requests) == (1, 0)
+
+
+def test_what_will_decode_here_later_hides_nothing_of_others() -> None:
+    """It has an entry in the books while it prefills elsewhere, and the engine cannot report it yet."""
+    one = worker()
+    for _ in range(5):
+        one.enters()
+        one.view.load.decode_starts(10)
+    for number in range(3):
+        one.report(*step(number, decodes=8))
+    assert one.view.load.running_requests == 5 + 8
 
 
 def test_a_report_of_another_version_says_nothing() -> None:
@@ -82,11 +94,12 @@ def test_a_report_of_one_worker_that_cannot_be_read_leaves_the_others_theirs() -
 def test_a_report_that_is_older_than_our_books_makes_no_others() -> None:
     """The engine still reports a request that has just ended here."""
     one = worker()
-    one.enters()
-    one.view.load.decode_starts(100)
-    one.report(*step(1, decodes=1))
-    one.view.load.decode_ends(100)
-    one.leaves()
+    with one.leg():
+        one.enters()
+        one.view.load.decode_starts(100)
+        one.report(*step(1, decodes=1))
+        one.view.load.decode_ends(100)
+        one.leaves()
     for number in (2, 3):
         one.report(*step(number, decodes=1))
         assert one.view.load.running_requests == 0
