@@ -135,10 +135,14 @@ class SafePlanner(SafePolicy[Planner]):
 
     def close(self) -> None:
         """Close the journal, and keep what was learned."""
-        if self._state is not None and self._learned:
-            self._state.save()
+        self.keep()
         if self._journal is not None:
             self._journal.close()
+
+    def keep(self) -> None:
+        """Write down what was learned, for a planner that goes on from there. Never raises."""
+        if self._state is not None and self._learned:
+            self._state.save()
 
     def _took(self, started: int) -> float:
         """Return the seconds since `started`, and count them."""
@@ -194,6 +198,7 @@ def build_safe_planner(
     policies: Policies | None = None,
     journal: Journal | None = None,
     state: Path | None = None,
+    shadow: bool = False,
 ) -> SafePlanner:
     """Build the planner that `config` picks, made safe, starting from the config's own pools.
 
@@ -202,15 +207,18 @@ def build_safe_planner(
     :param policies: those of this process, where it has other policies of `config` than the planner too.
     :param journal: that of this process, where it has one already; then `decision_log` and `metrics` are not used.
     :param state: file from which what an earlier run has learned is read, and to which it is written.
+    :param shadow: nobody follows it, and its log says so.
     """
     deployment = build_deployment(config, registry)
     planner = build_planner(config, deployment, registry, policies)
     initial = initial_plan(config)
-    if journal is None:
-        shown = [metrics] if metrics else []
-        journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
     name = config.planner.name if config.planner else config.bundle.name if config.bundle else ""
     kept = None if state is None else StateFile(state, name, planner)
+    if journal is None:  # last, as it writes to the log already
+        shown = [metrics] if metrics else []
+        journal = build_journal(
+            config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown, shadow=shadow
+        )
     return SafePlanner(planner, deployment, initial=initial, journal=journal, state=kept)
 
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from pdplugins.config import Config
+from pdplugins.config import Config, load
 from pdplugins.errors import ConfigError, HostError, PdpluginsError
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
+from pdplugins.testing import planner_view
 
 pytestmark = pytest.mark.dynamo
 
@@ -232,6 +233,30 @@ def test_a_reset_that_cannot_build_a_planner_leaves_the_old_one(config: Config) 
         assert closed == [built[0]]
 
     asyncio.run(story())
+
+
+def test_a_reset_goes_on_from_what_was_learned_and_a_bad_config_changes_nothing(tmp_path: Path) -> None:
+    config, log, state = tmp_path / "c.yaml", tmp_path / "log.jsonl", tmp_path / "state.json"
+    config.write_text("planner: dopd\n")
+
+    def build() -> Any:
+        return proposer.Proposer(proposer.door_planner(load(config), log, shadow=False, state=state))
+
+    service = external.ProposeService(build)
+    stranger = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+    for tick in range(10):
+        service.proposer._planner.decide(planner_view(5.0 * tick, 20.0))
+    config.write_text("router: arrow\n")
+    with pytest.raises(ConfigError, match="none chosen"):
+        asyncio.run(service.Reset(pb.ResetRequest(), stranger))
+    service.proposer._planner.decide(planner_view(50.0, 20.0))
+    assert [len(run.entries) for run in read(log)] == [11]
+    config.write_text("planner: dopd\n")
+    learned = service.proposer._planner.policy.state()
+    asyncio.run(service.Reset(pb.ResetRequest(), stranger))
+    assert service.proposer._planner.policy.state()["levels"] == learned["levels"]
+    assert [run.header["planner"] for run in read(log)] == ["dopd", "dopd"]
+    service.proposer.close()
 
 
 @pytest.mark.parametrize("call", CALLS)

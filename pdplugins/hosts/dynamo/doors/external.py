@@ -100,6 +100,7 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
     async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
         """Begin anew, from what is kept between runs. A config that is no good any more changes nothing."""
         await self._guard.check(context)
+        self.proposer.keep()
         fresh = self._build()
         self.proposer.close()
         self.proposer = fresh

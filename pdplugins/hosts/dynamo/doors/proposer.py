@@ -16,12 +16,10 @@ from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
 from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.runtime import signals
-from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.faults import one_line
-from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import SafePlanner, build_safe_planner, initial_plan
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
@@ -38,15 +36,8 @@ def door_planner(config: Config, decision_log: Path | None, *, shadow: bool, sta
     :param shadow: nobody follows it, and its log says so.
     :param state: where what it learned is kept for the next run.
     """
-    journal = build_journal(
-        config,
-        build_deployment(config),
-        initial=initial_plan(config),
-        decision_log=decision_log,
-        metrics=[process_metrics(Kind.PLANNER)],
-        shadow=shadow,
-    )
-    return build_safe_planner(config, journal=journal, state=state)
+    metrics = process_metrics(Kind.PLANNER)
+    return build_safe_planner(config, decision_log=decision_log, metrics=metrics, shadow=shadow, state=state)
 
 
 class Proposer:
@@ -88,6 +79,10 @@ class Proposer:
     def needs(self) -> tuple[str, ...]:
         """What Dynamo must tell at each tick."""
         return NEEDS if self._frontend is not None else (NEEDS_TRAFFIC, *NEEDS)
+
+    def keep(self) -> None:
+        """Write down what was learned, for one that goes on from there."""
+        self._planner.keep()
 
     def close(self) -> None:
         """Close the decision log, and take the signals back."""
