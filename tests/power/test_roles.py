@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -166,7 +167,7 @@ class Switch(BaseHTTPRequestHandler):
 def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
     with HTTPServer(("127.0.0.1", 0), Switch) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        step, worker = role_switch_step(None, 10.0, 1.5), f"127.0.0.1:{server.server_port}"
+        step, worker = role_switch_step(None, 1.5), f"127.0.0.1:{server.server_port}"
         step("drain", worker, Role.DECODE)
         step("change", worker, Role.DECODE)
         step("change", worker, Role.PREFILL)
@@ -181,17 +182,29 @@ def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
         server.shutdown()
 
 
-def test_a_server_may_take_the_time_of_a_drain_to_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_may_take_longer_to_switch_than_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang answers when it has switched: whoever gives up before takes a new role for the old one."""
     monkeypatch.setattr(Switch, "good", True)
     monkeypatch.setattr(Switch, "takes_s", 0.3)
     with HTTPServer(("127.0.0.1", 0), Switch) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         worker = f"127.0.0.1:{server.server_port}"
-        role_switch_step(None, 10.0)("change", worker, Role.DECODE)
+        role_switch_step(None)("change", worker, Role.DECODE)
+        monkeypatch.setattr(module, "CHANGE_S", 0.1)
         with pytest.raises(TimeoutError):
-            role_switch_step(None, 0.1)("change", worker, Role.DECODE)
+            role_switch_step(None)("change", worker, Role.DECODE)
         server.shutdown()
+
+
+def test_so_may_a_program(tmp_path: Path) -> None:
+    """It may start an engine, which takes minutes."""
+    program = tmp_path / "slow.sh"
+    program.write_text("#!/bin/sh\nsleep 0.5\n")
+    program.chmod(0o755)
+    step = command_step((str(program),), 0.1)
+    step("change", "w", Role.DECODE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        step("drain", "w", Role.DECODE)
 
 
 def test_an_undrain_that_fails_is_tried_again(

@@ -250,7 +250,7 @@ def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: f
     if wanted.actuator == "command":
         roles = ActedRoles(seats, command_step(wanted.command, wanted.drain_s), wanted.drain_s)
     elif wanted.actuator == "role_switch":
-        roles = ActedRoles(seats, role_switch_step(key, wanted.drain_s, wanted.graph_gb), wanted.drain_s)
+        roles = ActedRoles(seats, role_switch_step(key, wanted.graph_gb), wanted.drain_s)
     return watch, roles or FixedRoles(seats)
 
 

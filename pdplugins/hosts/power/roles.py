@@ -124,6 +124,8 @@ class GatewayRoles(FixedRoles):
 
 MOST_SAID = 4096
 """Bytes at the end of what a program says that are looked at."""
+CHANGE_S = 600.0
+"""Time that a change may take. Whoever gives up before it has ended takes a new role for the old one."""
 AGAIN_S = 2.0
 """Pause before a worker is told again to serve."""
 Step = Callable[[str, str, Role], None]
@@ -254,14 +256,20 @@ def command_step(command: Sequence[str], within_s: float) -> Step:
     """Return steps that a program of the operator does: ``PROGRAM … drain|change|undrain WORKER ROLE``.
 
     Exit code 0 means that the step is done: for ``drain`` that the worker has no requests left.
+
+    :param within_s: the longest time of a step but ``change``, which may take `CHANGE_S`: it may start an engine.
     """
 
     def step(what: str, worker: str, role: Role) -> None:
         # No pipes: an engine that the program starts may keep them open, and so keep us waiting for its end.
         with TemporaryFile() as said:
-            asked = [*command, what, worker, role]
             done = subprocess.run(
-                asked, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False, timeout=within_s
+                [*command, what, worker, role],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=max(within_s, CHANGE_S) if what == "change" else within_s,
             )
             if done.returncode:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {one_line(_end(said), 120)}")
@@ -276,13 +284,12 @@ def _end(file: IO[bytes]) -> str:
     return lines[-1] if lines else ""
 
 
-def role_switch_step(key: str | None, within_s: float, graph_gb: float | None = None) -> Step:
+def role_switch_step(key: str | None, graph_gb: float | None = None) -> Step:
     """Return steps for SGLang servers with ``--enable-pd-role-switch``; a worker's name is its host:port.
 
     SGLang refuses to switch a server that is busy, and then nothing has changed. So the routers must have drained it
     before, or it must be idle; a refusal is rolled back.
 
-    :param within_s: the longest time that a server may take to switch; it answers when it has.
     :param graph_gb: memory for the CUDA graphs of a decode worker. SGLang refuses the first change of a prefill worker
         to decode without this number.
     """
@@ -292,7 +299,7 @@ def role_switch_step(key: str | None, within_s: float, graph_gb: float | None = 
             wanted: dict[str, object] = {"new_role": str(role)}
             if role is Role.DECODE and graph_gb is not None:
                 wanted["decode_cuda_graph_memory_gb"] = graph_gb
-            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key, within_s))
+            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key, CHANGE_S))  # when it has switched
             if not answer.get("success"):
                 raise OSError(one_line(answer.get("message", "no success"), 120))
 
