@@ -228,6 +228,7 @@ class Gateway:
             self.metrics,
             self._ttft_s,
             most_waiting=self.settings.max_waiting,
+            worker_wait_s=self.settings.worker_wait_s,
             journal=self._journal,
         )
 

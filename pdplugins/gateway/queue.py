@@ -13,6 +13,7 @@ from typing import Any
 from pdplugins.contracts.flow import Flow, Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
+from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.workers import Workers
@@ -28,6 +29,7 @@ class AdmissionQueue:
 
     :param ttft_s: the TTFT objective: a request is due so long after it came.
     :param most_waiting: requests that may wait for a place; what comes on top is refused.
+    :param worker_wait_s: so long after the last worker has gone all that wait are refused.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class AdmissionQueue:
         ttft_s: float,
         *,
         most_waiting: int,
+        worker_wait_s: float,
         journal: Journal | None = None,
     ) -> None:
         self._flow = SafeFlow(flow, most_waiting=most_waiting, journal=journal)
@@ -45,6 +48,9 @@ class AdmissionQueue:
         self._backends = backends
         self._metrics = metrics
         self._ttft_s = ttft_s
+        self._worker_wait_s = worker_wait_s
+        self._alone_since_s: float | None = None
+        """Since when no worker is there; None while the workers can serve a request."""
         self._waiting: dict[str, asyncio.Future[Refuse | None]] = {}
         self._in_service: set[str] = set()
         self._changed = asyncio.Event()
@@ -95,7 +101,7 @@ class AdmissionQueue:
         while True:
             self._changed.clear()
             try:
-                until_s = await self._ask()
+                until_s = self._refuse_all_without_workers(await self._ask())
             except Exception as error:  # a fault of the gateway: what waits must not wait for ever
                 self._metrics.fault("gateway_error", error, error)
                 until_s = monotonic() + RETRY_S
@@ -127,6 +133,27 @@ class AdmissionQueue:
             self._in_service.add(decision.request_id)
             future.set_result(None)
             await self._entered()
+
+    def _refuse_all_without_workers(self, until_s: float | None) -> float | None:
+        """Refuse all that wait where no worker has been there for too long; return when to look again.
+
+        A policy is not asked then. Those that come meanwhile wait before the queue, for as long.
+        """
+        if self._backends.serves.is_set():
+            self._alone_since_s = None
+            return until_s
+        now_s = monotonic()
+        self._alone_since_s = now_s if self._alone_since_s is None else self._alone_since_s
+        end_s = self._alone_since_s + self._worker_wait_s
+        if now_s < end_s:
+            return end_s if until_s is None else min(until_s, end_s)
+        for request_id, future in self._waiting.items():
+            self._flow.left(request_id)
+            if not future.done():
+                future.set_exception(overloaded("no worker is there"))
+        self._waiting.clear()
+        self._metrics.waiting.set(len(self._flow))
+        return until_s
 
     @staticmethod
     async def _entered() -> None:

@@ -87,9 +87,14 @@ class RouterComponent:
         self.policies.router, self.policies.flow = router, flow
         self._queue: AdmissionQueue | None = None
         if flow is not None:
-            ttft_s, most_waiting = self._deployment.slo.ttft_s, self.settings.max_waiting
             self._queue = AdmissionQueue(
-                flow, self.workers, metrics, ttft_s, most_waiting=most_waiting, journal=journal
+                flow,
+                self.workers,
+                metrics,
+                self._deployment.slo.ttft_s,
+                most_waiting=self.settings.max_waiting,
+                worker_wait_s=self.settings.worker_wait_s,
+                journal=journal,
             )
         shadow = self.settings.shadow
         self._routing = routing = Routing(
