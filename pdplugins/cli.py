@@ -135,7 +135,8 @@ def _schema(kind: str) -> Callable[[Registry], schema.Schema]:
 def main() -> None:
     """Run ``pdplugins``."""
     try:
-        default_registry().add_commands(app)
+        with results_alone():  # what a plugin prints while it loads is no part of a result
+            default_registry().add_commands(app)
     except PdpluginsError as error:
         _fail("pdplugins", error)
     except KeyboardInterrupt:  # plugins take half a second to load

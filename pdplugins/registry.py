@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import typer
 
 GROUP = "pdplugins"
+NAME = re.compile(r"[\w./+-]+")
 BUNDLE = "bundle"
 KINDS: dict[str, str] = {
     Kind.PLANNER: "pd_register_planners",
@@ -119,6 +121,8 @@ class Registry:
 
     def _registrar(self, kind: str, plugin: Plugin) -> Register:
         def register(name: str, factory: Callable[..., Any], settings: type[BaseModel] = NoSettings) -> None:
+            if (wrong := _unfit(name, factory, settings)) is not None:
+                raise PluginError(f"{plugin} registers a {kind} with {wrong}; {_way_round(plugin)}")
             if (other := self._registrations.get((kind, name))) is not None:
                 raise PluginError(
                     f"{plugin} registers the {kind} '{name}', which {other.plugin} already has; "
@@ -183,6 +187,17 @@ class Registry:
     def plugins(self) -> Iterable[Plugin]:
         """Return the loaded plugins in load order."""
         return self._plugins.values()
+
+
+def _unfit(name: object, factory: object, settings: object) -> str | None:
+    """Return what is wrong with a registration; None where nothing is."""
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        return f"the name {shown(name)}, and names have letters, digits and ./_+-"
+    if not callable(factory):
+        return f"the factory {shown(factory)}, which cannot be called"
+    if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
+        return f"the settings {shown(settings)}, which are no class of pydantic's BaseModel"
+    return None
 
 
 def _hooks() -> list[str]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -137,6 +138,29 @@ def test_two_plugins_of_one_name_are_refused(add_plugin: Add) -> None:
     add_plugin("p")
     with pytest.raises(PluginError, match=r"plugin 'p' of dist-p 1\.0 has the name of plugin 'p' of dist-p"):
         add_plugin("p")
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "settings", "said"),
+    [
+        (None, thing, Settings, "the name None"),
+        (7, thing, Settings, "the name 7"),
+        ("[/red]x", thing, Settings, "the name '\\[/red]x'"),
+        ("", thing, Settings, "the name ''"),
+        ("x", "thing", Settings, "the factory 'thing', which cannot be called"),
+        ("x", thing, dict, "the settings <class 'dict'>, which are no class of pydantic's BaseModel"),
+        ("x", thing, Settings(), "the settings Settings"),
+    ],
+)
+def test_what_is_no_registration_is_refused_with_its_plugin(
+    add_plugin: Add, name: Any, factory: Any, settings: Any, said: str
+) -> None:
+    @hookimpl
+    def pd_register_planners(register):
+        register(name, factory, settings)
+
+    with pytest.raises(PluginError, match=f"plugin 'p' of dist-p .* registers a planner with {said}"):
+        add_plugin("p", pd_register_planners=pd_register_planners)
 
 
 def test_two_things_of_one_name_are_refused_with_both_owners(add_plugin: Add) -> None:

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.errors import PdpluginsError, one_line
 from pdplugins.files import check_outputs, write_whole
+from pdplugins.registry import Registration
 
 
 @hookimpl
@@ -50,7 +52,11 @@ def decisions(
 
     check_outputs(out)
     with progress(["decisions"]) as update:
-        rows = measure(tuple(workers), calls, seed, rounds=rounds, progress=lambda share: update([share]))
+        rows = measure(
+            tuple(workers), calls, seed, rounds=rounds, progress=lambda share: update([share]), failed=_not_timed
+        )
+    if not rows:
+        raise PdpluginsError("bench decisions: no plugin could be timed")
     loop_us = median(row.loop_us for row in rows)
     if out is not None:
         data = record("measured", seed=seed) | {"loop_us": loop_us, "rows": [row.data() for row in rows]}
@@ -70,3 +76,8 @@ def decisions(
         bar = "" if row.bar_loops is None else f"{row.bar_loops:.1f}"
         table.add_row(row.kind, row.plugin, str(row.workers), *figures, bar)
     console().print(table)
+
+
+def _not_timed(plugin: Registration, error: Exception) -> None:
+    why = f"{type(error).__name__}: {one_line(error)}"
+    typer.echo(f"{plugin.kind} {plugin.name} of {plugin.plugin} is not timed: {why}", err=True)

@@ -14,6 +14,7 @@ import gc
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import thread_time_ns
 from typing import Any
@@ -134,6 +135,7 @@ def measure(
     registry: Registry | None = None,
     rounds: int = ROUNDS,
     progress: Callable[[float], None] = lambda share: None,
+    failed: Callable[[Registration, Exception], None] | None = None,
 ) -> list[Cost]:
     """Return the cost of every registered policy, alone or a part of a bundle, at every size, in order of name.
 
@@ -142,24 +144,50 @@ def measure(
     :param rounds: how often the same decisions are made. The least time of each counts, because other programs on the
         machine only ever add to it.
     :param progress: is called with the share that is done.
+    :param failed: is called with a plugin that cannot be timed, and why. It is left out then; without `failed` its
+        error is raised.
     """
     registry = registry or default_registry()
     kinds = list(DECISIONS)
-    known = sorted(policies(registry), key=lambda r: (kinds.index(r.kind), r.name))
+    known = sorted(policies(registry, failed), key=lambda r: (kinds.index(r.kind), r.name))
     asked = [(one, size) for one in known for size in ((64,) if one.kind == "batch_scheduler" else sizes)]
     # A slow spell of the machine lasts longer than a round of one policy, so the policies take turns.
     turns: list[list[Timed]] = [[] for _ in asked]
+    left_out: list[Registration] = []
     for done, (timed, one) in enumerate(list(zip(turns, asked, strict=True)) * rounds, 1):
-        timed.append(_round(*one, calls, seed))
+        if one[0] not in left_out:
+            with _telling(failed, one[0], left_out):
+                timed.append(_round(*one, calls, seed))
         progress(done / (rounds * len(asked)))
-    return [_cost(*one, timed) for one, timed in zip(asked, turns, strict=True)]
+    return [_cost(*one, timed) for one, timed in zip(asked, turns, strict=True) if one[0] not in left_out]
 
 
-def policies(registry: Registry) -> list[Registration]:
-    """Return the policies that can be timed: those registered alone, and the parts of bundles."""
+def policies(registry: Registry, failed: Callable[[Registration, Exception], None] | None = None) -> list[Registration]:
+    """Return the policies that can be timed: those registered alone, and the parts of bundles.
+
+    :param failed: as that of `measure`.
+    """
     known = registry.registrations()
-    parts = [part for bundle in known if bundle.kind == BUNDLE for part in _parts(bundle)]
+    parts: list[Registration] = []
+    for bundle in known:
+        if bundle.kind == BUNDLE:
+            with _telling(failed, bundle, []):
+                parts += _parts(bundle)
     return [registration for registration in known if registration.kind in DECISIONS] + parts
+
+
+@contextmanager
+def _telling(
+    failed: Callable[[Registration, Exception], None] | None, one: Registration, left_out: list[Registration]
+) -> Iterator[None]:
+    """Tell `failed` of whatever a plugin raises inside, and add it to those that are left out."""
+    try:
+        yield
+    except Exception as error:
+        if failed is None:
+            raise
+        left_out.append(one)
+        failed(one, error)
 
 
 def _parts(bundle: Registration) -> Iterator[Registration]:

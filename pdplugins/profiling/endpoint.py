@@ -32,6 +32,8 @@ WINDOW_TOKENS = 32
 """Fewest tokens of each stream in the measured window."""
 SETTLE_TOKENS = 8
 """Tokens of each stream that are skipped before the window, because steps are uneven after a stream joins."""
+MOST_SPREADS = 6
+"""How often streams of a batch are made longer until all of them decode together. Mostly once or twice is enough."""
 STREAM_S, SILENCE_S = 1800.0, 600.0
 """The longest stream, and the longest time without data in it."""
 MOST_EVENTS_BYTES, MOST_TOKEN_BYTES = 2**20, 2**14
@@ -87,7 +89,7 @@ class Point:
 
     async def measure(self, endpoint: Endpoint, prefill: Curve) -> None:
         """Measure it once. The first time takes more runs: how long streams must be depends on the time of a step."""
-        while True:
+        for _ in range(MOST_SPREADS):
             osl = SETTLE_TOKENS + WINDOW_TOKENS + self.spread_tokens
             isl = max(self.context - self.spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
             times = await endpoint.streams(self.batch, isl, osl)
@@ -98,6 +100,10 @@ class Point:
             joined_s = max(t[0] for t in times) - min(t[0] for t in times)
             needed = int(1.25 * max(joined_s, (self.batch - 1) * prefill(isl)) / step_s)
             self.spread_tokens = max(needed, 2 * self.spread_tokens, WINDOW_TOKENS)
+        raise EndpointError(
+            f"{endpoint.url}: it does not decode {self.batch} requests of {self.context} tokens at once: the last one "
+            "began when the first had ended; give a smaller --concurrency or --contexts"
+        )
 
     def median(self) -> Cell:
         """Return the median time of what was found, at the mean of the contexts."""
@@ -110,7 +116,7 @@ class Endpoint:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
         self._session = session
-        self._url = url
+        self.url = url
         self._model = model
         self._seed = seed
         self._index = itertools.count()
@@ -121,29 +127,29 @@ class Endpoint:
         data = client.body(client.prompt(request, next(self._index), self._seed), osl_tokens, self._model)
         answer, sent_s = client.Answer(), time.perf_counter()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        url = f"{self._url}/v1/completions"
+        url = f"{self.url}/v1/completions"
         try:
             async with self._session.post(url, data=data, headers=headers, allow_redirects=False) as response:
                 await self._check(response, isl_tokens)
                 await _read(response, answer, osl_tokens)
         except TimeoutError:
-            raise EndpointError(f"{self._url}: no whole answer in time; is the endpoint up, and not busy?") from None
+            raise EndpointError(f"{self.url}: no whole answer in time; is the endpoint up, and not busy?") from None
         except aiohttp.ClientError as error:
-            raise EndpointError(f"{self._url}: {one_line(error) or 'no answer'}; is the endpoint up?") from None
+            raise EndpointError(f"{self.url}: {one_line(error) or 'no answer'}; is the endpoint up?") from None
         except ValueError as error:
-            raise EndpointError(f"{self._url}: {one_line(error)}; is it an OpenAI endpoint?") from None
+            raise EndpointError(f"{self.url}: {one_line(error)}; is it an OpenAI endpoint?") from None
         if answer.error or not answer.token_times_s:
-            raise EndpointError(f"{self._url}: {one_line(answer.error or 'the stream ended without tokens')}")
+            raise EndpointError(f"{self.url}: {one_line(answer.error or 'the stream ended without tokens')}")
         if not answer.done:
-            raise EndpointError(f"{self._url}: a stream ended before it was whole; does a proxy cut it?")
+            raise EndpointError(f"{self.url}: a stream ended before it was whole; does a proxy cut it?")
         if (tokens := answer.completion_tokens) is not None and tokens < osl_tokens:
             raise EndpointError(
-                f"{self._url}: an answer of {tokens} tokens where {osl_tokens} were asked for; step times need whole "
+                f"{self.url}: an answer of {tokens} tokens where {osl_tokens} were asked for; step times need whole "
                 "ones, so it must take ignore_eos or min_tokens, and allow as many"
             )
         times_s = answer.token_times_s
         if osl_tokens > 2 and times_s[0] == times_s[-1]:
-            raise EndpointError(f"{self._url}: all tokens of a stream came at once; does a proxy hold them back?")
+            raise EndpointError(f"{self.url}: all tokens of a stream came at once; does a proxy hold them back?")
         return sent_s, _each_token(times_s, osl_tokens)
 
     async def streams(self, count: int, isl_tokens: int, osl_tokens: int) -> list[list[float]]:
@@ -162,12 +168,12 @@ class Endpoint:
         """Raise EndpointError for an answer that is no plain stream. Of one that says why, only the start is read."""
         if 300 <= response.status < 400:
             where = one_line(response.headers.get("Location", "somewhere"), 100)
-            raise EndpointError(f"{self._url}: it redirects to {where}; give that URL, if you trust it")
+            raise EndpointError(f"{self.url}: it redirects to {where}; give that URL, if you trust it")
         if response.status != 200:
             reason = one_line((await response.content.read(MOST_REASON)).decode(errors="replace"), 200)
-            raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {reason}")
+            raise EndpointError(f"{self.url}: HTTP {response.status} for {isl_tokens} tokens: {reason}")
         if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
-            raise EndpointError(f"{self._url}: it sends {one_line(coding, 40)}, not plain text; turn compression off")
+            raise EndpointError(f"{self.url}: it sends {one_line(coding, 40)}, not plain text; turn compression off")
 
 
 async def _read(response: aiohttp.ClientResponse, answer: client.Answer, tokens: int) -> None:

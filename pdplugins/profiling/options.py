@@ -14,6 +14,7 @@ from pdplugins.perf import draft
 from pdplugins.perf.gpus import GPUS
 from pdplugins.perf.profile import MOST_BYTES, Power
 from pdplugins.provenance import command_line
+from pdplugins.redaction import redacted
 
 GpuName = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
 Model = Annotated[str, typer.Option(help="Name on Hugging Face, or the path of a config.json.")]
@@ -42,7 +43,8 @@ def head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict
         index = words.index("--python")
         del words[index : index + 2]
     command = command_line(words=[word for word in words if word != "--force"])
-    provenance = {"source": source, "command": command, "notes": notes}
+    # An endpoint's URL may hold a password, and profiles are there to be shared.
+    provenance = {"source": redacted(source), "command": redacted(command), "notes": notes}
     return {"schema": 1, "gpu": gpu, "model": model, "kind": kind, "provenance": provenance}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -202,13 +203,14 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     transfer_gb_per_s: LinkRate = 50.0,
     transfer_source: LinkSource = ASSUMED_LINK,
     note: Note = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the prompts (drawn anew).")] = None,
     force: Force = False,
 ) -> None:
     """Measure a live endpoint: TTFT over prompt lengths, ITL over concurrency and context.
 
     Run it against one worker of each role, or one that does both. They must serve no other traffic, or queueing is
-    measured too. Prompts are random token ids, so a prefix cache does not help. Times include the network and the HTTP
+    measured too. Prompts are random token ids, other ones in each run, so a prefix cache does not help: a --seed that
+    the endpoint has seen before measures its cache. Times include the network and the HTTP
     server, as clients see them. If prefill and decode run on separate workers, give --disaggregated and the speed of
     the KV transfer. The transfer and the first decode step are then subtracted from the TTFT.
     """
@@ -217,13 +219,15 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     axes = {"prompts": prompts, "concurrency": concurrency, "contexts": contexts}
     from pdplugins.profiling import endpoint as measuring  # noqa: PLC0415 - aiohttp takes a fifth of every start
 
+    seed = secrets.randbits(32) if seed is None else seed
     grid = measuring.Grid(*(options.axis(name, text) for name, text in axes.items()))
     found = asyncio.run(measuring.measure(url.rstrip("/").removesuffix("/v1"), model, grid, repeats, seed))
     transfer = options.transfer(transfer_ms, transfer_gb_per_s, transfer_source)
     if disaggregated:
         per_token_s = model_shape.kv_bytes_per_token / transfer["bytes_per_s"]
         found = measuring.without_handoff(found, lambda tokens: transfer["latency_s"] + tokens * per_token_s)
-    written = options.head(target.name, model, "measured", f"endpoint {url}", [*found.notes, *(note or [])])
+    notes = [*found.notes, f"seed of the prompts: {seed}", *(note or [])]
+    written = options.head(target.name, model, "measured", f"endpoint {url}", notes)
     written |= _machine(model_shape, target, transfer) | {"scale": options.scale()}
     written |= {"prefill": {str(prefill_tp): found.prefill}, "decode": {str(decode_tp): found.decode}}
     options.write(written, out, force)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,13 +35,13 @@ def explain(
     from pdplugins.runtime import replaying, shadows  # noqa: PLC0415
 
     if shadow:
-        lines = [json.dumps(shadows.as_data(log), indent=1)] if as_json else shadows.shadowed(log)
+        lines = [_json(shadows.as_data(log))] if as_json else shadows.shadowed(log)
         for line in lines:
             typer.echo(line)
         return
     choose = explaining.Choose(every, tuple(kind or ()), request)
     if as_json:
-        typer.echo(json.dumps(explaining.as_data(log, choose), indent=1))
+        typer.echo(_json(explaining.as_data(log, choose)))
     elif not verify:
         for line in explaining.explain(log, choose):
             typer.echo(line)
@@ -48,3 +49,16 @@ def explain(
         same, lines = replaying.verified(log)
         typer.echo("\n".join(lines), err=as_json or not same)
         raise typer.Exit(0 if same else 1)
+
+
+def _json(data: Any) -> str:
+    """Return data as JSON, which has no number for NaN and infinity: they are null. A log has them as Python does."""
+    return json.dumps(_finite(data), indent=1, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -70,10 +70,14 @@ def missing(run: Run, choose: Choose) -> Iterator[str]:
     """Say why `run` has no decision about the request that was asked for; nothing where it has one, or none was."""
     if choose.request is None or any(True for _ in choose.entries(run)):
         return
-    ids = list(dict.fromkeys(name for entry in run.entries for name in _requests_of(entry)))
+    chosen = [entry for entry in run.entries if not choose.kinds or entry.kind in choose.kinds]
+    ids = list(dict.fromkeys(name for entry in chosen for name in _requests_of(entry)))
+    others = {str(entry.kind) for entry in run.entries if choose.request in _requests_of(entry)}
     kept = DecisionLogConfig.model_validate(run.header["config"].get("decision_log", {}))
     intro = f"nothing here about request {choose.request}: "
-    if not ids:
+    if others:
+        yield f"{intro}it was decided about by {', '.join(sorted(others))}; leave out --kind"
+    elif not ids:
         yield f"{intro}this log has no router, flow policy or batch scheduler that decided about a request"
     elif kept.sample > 1:
         yield (

@@ -64,7 +64,7 @@ def _flow(entry: Entry) -> Told:
     if answer.get("until_s") is not None:
         text += f" until {answer['until_s']:.3f} s"
     seen = [f"{entry.seen['waiting']} waiting"] if "waiting" in entry.seen else []
-    if "in_service" in entry.seen:
+    if entry.seen.get("in_service") is not None:
         seen.append(f"{entry.seen['in_service']} in service")
     if head := entry.seen.get("head"):
         waited = "" if entry.now_s is None else f" for {entry.now_s - head['since_s']:.3f} s"

@@ -7,15 +7,20 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from pdplugins import hookimpl
 from pdplugins.config import Config
+from pdplugins.contracts.register import Register
 from pdplugins.profiling import commands, decisions
 from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure, policies
-from pdplugins.registry import Registration, default_registry
+from pdplugins.registry import Plugin, Registration, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
 pytestmark = pytest.mark.moderate
@@ -93,6 +98,45 @@ def test_policies_take_turns_so_that_a_slow_spell_spoils_one_round_of_each(monke
     assert order == once * 3
     assert shares == sorted(shares)
     assert (len(shares), shares[-1]) == (len(order), 1.0)
+
+
+class Demanding(BaseModel):
+    """Settings without a default."""
+
+    model_path: str
+
+
+def refuses(*_: Any) -> Any:
+    raise RuntimeError("no such model")
+
+
+def test_a_plugin_that_cannot_be_timed_is_left_out_and_told() -> None:
+    """A plugin of somebody else must not lose what was measured of all others."""
+    registry = Registry()
+    registry.load_entry_points()
+    module = ModuleType("acme")
+
+    @hookimpl
+    def pd_register_routers(register: Register) -> None:
+        register("demanding", lambda settings, deployment: None, Demanding)
+        register("refusing", refuses)
+
+    @hookimpl
+    def pd_register_bundles(register: Register) -> None:
+        register("broken", refuses)
+
+    module.pd_register_routers, module.pd_register_bundles = pd_register_routers, pd_register_bundles  # type: ignore[attr-defined]
+    registry.add(Plugin("acme", "acme", "1"), module)
+    told: dict[str, str] = {}
+    costs = measure(
+        (4,), calls=2, rounds=2, registry=registry, failed=lambda one, error: told.update({one.name: str(error)})
+    )
+    assert set(told) == {"demanding", "refusing", "broken"}
+    assert "no such model" in told["broken"]
+    assert {"least-loaded"} <= {cost.plugin for cost in costs}
+    assert not {cost.plugin for cost in costs} & set(told)
+    with pytest.raises(RuntimeError, match="no such model"):
+        measure((4,), calls=2, rounds=1, registry=registry)
 
 
 def test_costs_and_bars_are_numbers_of_the_same_loop() -> None:

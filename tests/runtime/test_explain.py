@@ -254,6 +254,9 @@ def test_why_a_request_has_no_line_is_said(mixed: Path, log: Path, tmp_path: Pat
     said = cli(str(sampled), "--request", "r9")[1]
     assert "keeps one in 100, as of r8, r7; to keep all, put decision_log: {sample: 1} into the config" in said
     assert "has no router" in cli(str(log), "--request", "r9")[1]
+    other = cli(str(mixed), "--request", "r8", "--kind", "router")[1]
+    assert "nothing here about request r8: it was decided about by flow; leave out --kind" in other
+    assert "None in service" not in cli(str(mixed), "--request", "r8")[1]
     (run,) = json.loads(cli(str(sampled), "--request", "r9", "--json")[1])
     assert run["missing"] in said
     assert "missing" not in json.loads(cli(str(sampled), "--json")[1])[0]
@@ -264,6 +267,20 @@ def test_json_holds_all_kinds(mixed: Path) -> None:
     kinds = [decision.get("kind", "planner") for decision in run["decisions"]]
     assert sorted(set(kinds)) == ["batch_scheduler", "flow", "planner", "power", "router"]
     assert [decision["seen"]["waiting"] for decision in run["decisions"] if decision.get("kind") == "flow"] == [1, 0]
+
+
+def test_json_has_null_for_what_is_no_number_in_json(mixed: Path) -> None:
+    """Python writes NaN and Infinity, which no other program reads."""
+    text = mixed.read_text()
+    changed = re.sub('"draw_w":500.0', '"draw_w":NaN', re.sub('"cap_w":400.0', '"cap_w":Infinity', text))
+    assert changed.count("NaN") == changed.count("Infinity") > 0
+    mixed.write_text(changed)
+    output = cli(str(mixed), "--json", "--all")[1]
+
+    def no_number(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads(output, parse_constant=no_number)
 
 
 def test_planners_and_power_are_verified_and_the_others_said_to_be_not(mixed: Path) -> None:
