@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import SupportsIndex
 
 from pdplugins.contracts.batching import BatchPlan, BatchView
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.contracts.power import GpuView, PowerPlan
+from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
 
@@ -24,7 +26,19 @@ def check_placement(placement: Placement, workers: Sequence[WorkerView], *, comp
     assert placement.first in names, f"first={placement.first!r} is none of {sorted(names)}"
     if placement.second is not None or complete:
         assert placement.second in names, f"second={placement.second!r} is none of {sorted(names)}"
+    assert _whole(placement.split), f"split={placement.split!r} is not a whole number"
     assert placement.split >= 0, f"split={placement.split} is negative"
+    assert isinstance(placement.reason, str), f"reason={placement.reason!r} is no text"
+
+
+def check_role_moves(moves: Sequence[RoleMove], workers: Sequence[WorkerView]) -> None:
+    """Check that roles change of workers that exist, each once."""
+    names = {worker.id for worker in workers}
+    assert all(isinstance(move, RoleMove) for move in moves), f"{moves!r} are no RoleMoves"
+    assert all(isinstance(move.role, Role) for move in moves), f"{moves!r} lead to no role"
+    moved = [move.worker for move in moves]
+    assert set(moved) <= names, f"{sorted(set(moved) - names)} are none of {sorted(names)}"
+    assert len(set(moved)) == len(moved), f"a worker moves twice: {moved}"
 
 
 def check_scale_plan(plan: ScalePlan, deployment: Deployment, *, within_budget: bool = False) -> None:
@@ -35,7 +49,7 @@ def check_scale_plan(plan: ScalePlan, deployment: Deployment, *, within_budget: 
     assert isinstance(plan, ScalePlan), f"{plan!r} is no ScalePlan"
     least = 0 if deployment.any_role else 1
     for role, count in (("prefill", plan.prefill), ("decode", plan.decode)):
-        assert isinstance(count, int), f"{role}={count!r} is not a whole number"
+        assert _whole(count), f"{role}={count!r} is not a whole number"
         assert count >= least, f"{role}={count} is less than {least}"
     assert plan.prefill + plan.decode >= 1, "nobody is left to serve"
     if within_budget:
@@ -52,6 +66,7 @@ def check_batch_plan(plan: BatchPlan, view: BatchView) -> None:
     assert isinstance(plan, BatchPlan), f"{plan!r} is no BatchPlan"
     waiting = {task.request.id: task.remaining_tokens for task in view.queue}
     for name, tokens in plan.prefill_tokens.items():
+        assert _whole(tokens), f"{tokens!r} tokens of {name} are not a whole number"
         assert 0 < tokens <= waiting.get(name, 0), f"{tokens} tokens of {name}: {waiting.get(name, 0)} remain"
     assert math.isfinite(plan.wait_s), f"wait_s={plan.wait_s} is not finite"
     assert plan.wait_s >= 0, f"wait_s={plan.wait_s} is negative"
@@ -95,3 +110,8 @@ def check_power_plan(plan: PowerPlan, gpus: Sequence[GpuView], *, budget_w: floa
         assert flip.gpu in roles, f"there is no GPU {flip.gpu}"
         roles[flip.gpu] = Role(flip.role)
     assert set(roles.values()) >= before, f"the flips {plan.flips} leave a phase without a GPU"
+
+
+def _whole(value: object) -> bool:
+    """Tell whether a value is a whole number, such as one of numpy's; True and False are none."""
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)

@@ -10,22 +10,26 @@ that stands still. The policy must not raise, must answer validly, and must answ
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pdplugins.contracts.batching import BatchPlan, BatchScheduler
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Waiting
-from pdplugins.contracts.planner import Planner, ScalePlan
+from pdplugins.contracts.planner import Eager, Planner, Remembers, ScalePlan
 from pdplugins.contracts.power import PowerController, PowerPlan
 from pdplugins.contracts.roles import MovesRoles
-from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome, Placement, PlansAhead, Router
+from pdplugins.contracts.workers import WorkerView
 from pdplugins.testing import checks
 from pdplugins.testing.observations import Observations
 from pdplugins.testing.views import deployment, fleet, planner_view
 
+MOST_IDLE_S = 60.0
+"""Seconds that a policy may let requests wait while nothing runs."""
 P = TypeVar("P")
 
 
@@ -73,8 +77,12 @@ class PlannerConformance(PolicyConformance[Planner]):
         """Plan on a host that says anything."""
         host, now_s, plans = Observations(seed), 0.0, []
         for _ in range(self.calls):
-            plan = policy.plan(host.planner_view(now_s))
+            view = host.planner_view(now_s)
+            plan = policy.plan(view)
             checks.check_scale_plan(plan, self.deployment, within_budget=self.keeps_budget)
+            if isinstance(policy, Eager):
+                wait_s = policy.wait_s(view)
+                assert wait_s is None or 0 <= wait_s < float("inf"), f"wait_s={wait_s!r} is no time"
             plans.append(plan)
             now_s += host.later_s(policy.interval_s)
         return plans
@@ -91,6 +99,18 @@ class PlannerConformance(PolicyConformance[Planner]):
         plans = [policy.plan(planner_view((20 + tick) * policy.interval_s, None)) for tick in range(200)]
         assert {(plan.prefill, plan.decode) for plan in plans[-20:]} == {(plans[-1].prefill, plans[-1].decode)}
 
+    def test_what_it_remembers_is_plain_data(self) -> None:
+        """A planner that remembers goes on from what JSON has kept. So it does where it saw anything."""
+        if not isinstance(self.make(), Remembers):
+            return
+        for seed in self.seeds:
+            policy, fresh = self.make(), self.make()
+            self.drive(policy, seed)
+            assert isinstance(policy, Remembers)
+            assert isinstance(fresh, Remembers)
+            fresh.resume(json.loads(json.dumps(policy.state(), allow_nan=False)), 0.0)
+            checks.check_scale_plan(fresh.plan(planner_view(0.0, 5.0)), self.deployment)
+
 
 class RouterConformance(PolicyConformance[Router]):
     """Of routers."""
@@ -98,9 +118,10 @@ class RouterConformance(PolicyConformance[Router]):
     def drive(self, policy: Router, seed: int) -> list[Placement]:
         """Place requests; let some end soon, some late, some badly."""
         host, now_s, placements = Observations(seed), 0.0, []
+        workers: tuple[WorkerView, ...] = ()
         running = []
         for index in range(self.calls):
-            workers, request = host.workers(), host.request(str(index), now_s)
+            seen, workers, request = workers, host.workers(), host.request(str(index), now_s)
             placement = policy.on_arrival(request, workers, now_s)
             checks.check_placement(placement, workers)
             if placement.second is None:
@@ -111,8 +132,10 @@ class RouterConformance(PolicyConformance[Router]):
                 assert placement.first == first, "the first worker changed while it computed"
             placements.append(placement)
             running.append(request)
+            if isinstance(policy, PlansAhead) and index % 3 == 2:
+                policy.plan_ahead(workers, now_s)
             if isinstance(policy, MovesRoles):
-                policy.take_role_moves()
+                checks.check_role_moves(policy.take_role_moves(), [*seen, *workers])
             if isinstance(policy, HearsOutcomes) and index % 2:
                 ended = running.pop(0)
                 policy.on_ended(ended, Outcome(list(Ending)[index % 3], index))
@@ -134,6 +157,15 @@ class BatchSchedulerConformance(PolicyConformance[BatchScheduler]):
             plans.append(plan)
             now_s += host.later_s(0.1)
         return plans
+
+    def test_an_idle_engine_runs_what_waits(self) -> None:
+        """A prompt runs within a minute where nothing else does: hosts overrule a policy that lets an engine idle."""
+        host, policy = Observations(0), self.make()
+        request = replace(host.request("a", 0.0), prompt_tokens=100)
+        view, now_s = BatchView((QueuedPrefill(request, 100, 0.0),), 0, 0), 0.0
+        while not (plan := policy.next_batch(view, now_s)).prefill_tokens:
+            assert now_s < MOST_IDLE_S, f"a prompt has waited for {now_s:g} s on an idle engine"
+            now_s += max(plan.wait_s, 0.1)
 
 
 class FlowConformance(PolicyConformance[Flow]):
@@ -166,23 +198,32 @@ class FlowConformance(PolicyConformance[Flow]):
         raise AssertionError("nothing waits any more, and the policy does not hold")
 
     def test_everybody_gets_an_answer_on_idle_workers(self) -> None:
-        """Requests go on or are refused within a minute where nothing else runs: no request may wait forever."""
-        host, policy = Observations(0), self.make()
-        workers, placed = fleet(2, 2), list[str]()
+        """Requests go on or are refused within a minute where nothing else runs: no request may wait forever.
+
+        One client leaves first, and requests end in every way. While something waits and nothing is in service, only
+        the time can change what a policy says: so it must name one. Hosts do not ask before.
+        """
+        host, policy, now_s = Observations(0), self.make(), 0.0
+        workers = fleet(2, 2)
         requests = {str(index): replace(host.request(str(index), 0.0), prompt_tokens=100) for index in range(20)}
-        waiting = set(requests)
         for request in requests.values():
             policy.on_arrival(Waiting(request, 0.0, 2.0), 0.0)
-        for tick in range(600):
-            while not isinstance(decision := policy.next(workers, tick / 10), Hold):
-                assert decision.request_id in waiting, f"{decision.request_id!r} does not wait"
+        policy.on_left("0")
+        waiting = requests.keys() - {"0"}
+        while waiting:
+            assert now_s < MOST_IDLE_S, f"{sorted(waiting)} wait for ever"
+            placed = []
+            while not isinstance(decision := policy.next(workers, now_s), Hold):
+                checks.check_flow_decision(decision, waiting, now_s)
                 waiting.remove(decision.request_id)
                 placed += [decision.request_id] if isinstance(decision, Go) else []
-            while placed:
-                name = placed.pop()
-                if isinstance(policy, HearsOutcomes):
-                    policy.on_ended(requests[name], Outcome(Ending.FINISHED, 10))
-        assert not waiting, f"{sorted(waiting)} wait for ever"
+            if isinstance(policy, HearsOutcomes):
+                for name in placed:
+                    policy.on_ended(requests[name], Outcome(list(Ending)[int(name) % 3], 10))
+            if waiting and not placed:
+                held = f"{len(waiting)} requests wait, nothing is in service, and it holds"
+                assert decision.until_s is not None, f"{held} without saying until when"
+                now_s = max(decision.until_s, now_s + 1e-3)
 
     def test_a_request_whose_client_left_is_forgotten(self) -> None:
         """`on_left` takes it out of the queue."""

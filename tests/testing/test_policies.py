@@ -24,16 +24,20 @@ from pdplugins.testing import (
 from pdplugins.types import (
     BatchPlan,
     BatchView,
+    Ending,
     Flip,
     FlowDecision,
     Go,
     GpuView,
     Hold,
+    Outcome,
     Placement,
     PlannerView,
     PowerPlan,
     Refuse,
     Request,
+    Role,
+    RoleMove,
     ScalePlan,
     Waiting,
     WorkerView,
@@ -161,6 +165,21 @@ BAD: dict[str, tuple[type[Any], Callable[[], Any], str]] = {
         lambda: places(lambda request, _: Placement("x", "x", request.prompt_tokens)),
         "first='x' is none of",
     ),
+    "a router that splits inside a token": (
+        RouterConformance,
+        lambda: places(lambda _, workers: Placement(workers[0].id, workers[0].id, 1.5)),  # type: ignore[arg-type]
+        "not a whole number",
+    ),
+    "a router that gives no text for a reason": (
+        RouterConformance,
+        lambda: places(lambda _, workers: Placement(workers[0].id, workers[0].id, 1, None)),  # type: ignore[arg-type]
+        "is no text",
+    ),
+    "a scheduler that computes half a token": (
+        BatchSchedulerConformance,
+        lambda: batches(lambda view: BatchPlan({task.request.id: 0.5 for task in view.queue})),  # type: ignore[misc]
+        "not a whole number",
+    ),
     "a router that splits before the start": (
         RouterConformance,
         lambda: places(lambda _, workers: Placement(workers[0].id, workers[0].id, -1)),
@@ -258,9 +277,98 @@ def test_a_budget_is_checked_where_the_policy_keeps_it() -> None:
         power.test_it_answers_whatever_the_host_says()
 
 
-def test_a_flow_policy_that_holds_for_ever_is_found() -> None:
-    with pytest.raises(AssertionError, match="wait for ever"):
-        subject(FlowConformance, lambda: flows(lambda _: Hold())).test_everybody_gets_an_answer_on_idle_workers()
+class StuckAfterOneLeft(FirstCome):
+    """Lets nobody go on once a client has left."""
+
+    def on_left(self, request_id: str) -> None:
+        self.queue[""] = self.queue.pop(request_id)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        return Hold(now_s + 1) if "" in self.queue else super().next(workers, now_s)
+
+
+class ForgetsAllWhenOneLeaves(FirstCome):
+    def on_left(self, request_id: str) -> None:
+        self.queue.clear()
+
+
+class SaysNotWhen(FirstCome):
+    """Waits for a time, and does not name it."""
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        return Hold() if now_s < 30 else super().next(workers, now_s)
+
+
+class RaisesAtBadEndings(FirstCome):
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        if outcome.ending is not Ending.FINISHED:
+            raise KeyError(request.id)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda: flows(lambda _: Hold()), AssertionError, "without saying until when"),
+        (lambda: flows(lambda _: Hold(1e9)), AssertionError, "wait for ever"),
+        (StuckAfterOneLeft, AssertionError, "wait for ever"),
+        (ForgetsAllWhenOneLeaves, AssertionError, "without saying until when"),
+        (SaysNotWhen, AssertionError, "without saying until when"),
+        (RaisesAtBadEndings, KeyError, "1"),
+    ],
+)
+def test_a_flow_policy_that_leaves_requests_waiting_is_found(
+    make: Callable[[], Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        subject(FlowConformance, make).test_everybody_gets_an_answer_on_idle_workers()
+
+
+class LetsEnginesIdle(WholePrompts):
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        return BatchPlan({}, 1.0)
+
+
+def test_a_batch_scheduler_that_lets_an_engine_idle_is_found() -> None:
+    with pytest.raises(AssertionError, match="has waited for 60 s on an idle engine"):
+        subject(BatchSchedulerConformance, LetsEnginesIdle).test_an_idle_engine_runs_what_waits()
+
+
+class Asks(RecordingRouter):
+    """Asks for role moves."""
+
+    moves: Any = ()
+
+    def take_role_moves(self) -> Any:
+        return self.moves
+
+
+@pytest.mark.parametrize(
+    ("moves", "why"),
+    [
+        ((RoleMove("nobody", Role.DECODE),), "'nobody'"),
+        ((("w0", "decode"),), "are no RoleMoves"),
+        ((RoleMove("w0", "chief"),), "lead to no role"),  # type: ignore[arg-type]
+    ],
+)
+def test_role_moves_that_no_host_follows_are_found(moves: Any, why: str) -> None:
+    router = type("Router", (Asks,), {"moves": moves})
+    with pytest.raises(AssertionError, match=why):
+        subject(RouterConformance, router).test_it_answers_whatever_the_host_says()
+
+
+class RemembersNaN(ScriptedPlanner):
+    def state(self) -> Any:
+        return {"rate": math.nan}
+
+    def resume(self, state: Any, age_s: float) -> None:
+        pass
+
+
+def test_a_planner_whose_memory_is_no_json_is_found() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        subject(
+            PlannerConformance, lambda: RemembersNaN(ScriptSettings(), deployment())
+        ).test_what_it_remembers_is_plain_data()
 
 
 def test_a_flow_policy_that_remembers_who_left_is_found() -> None:
