@@ -162,6 +162,26 @@ def test_routers_are_told_the_length_of_the_answer_only_where_predict_says_so(
     assert heard == told
 
 
+def test_a_request_that_starts_again_is_told_to_have_the_rest_of_its_answer_left() -> None:
+    """What it has is part of its prompt by then."""
+    heard: list[tuple[int, int | None]] = []
+
+    class Asked(RoundRobin):
+        def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+            heard.append((request.prompt_tokens, request.predicted_output_tokens))
+            return super().on_arrival(request, workers, now_s)
+
+    simulation = {"predict": "true_length", "deaths": [{"at_s": 3.0, "worker": "d0"}, {"at_s": 3.0, "worker": "d1"}]}
+    config = parse({"deployment": {"gpu_budget": 16, "decode": {"replicas": 3}}, "simulation": simulation})
+    deployment = build_deployment(config)
+    router = Asked(RouterSettings(), deployment)
+    Simulation(deployment, sim_settings(config, deployment), router).run([Arrival(0.0, 1000, 300)])
+    first, *again = heard
+    assert first == (1000, 300)
+    assert again
+    assert all(prompt > 1000 and prompt + (left or 0) == 1300 for prompt, left in again)
+
+
 def test_a_worker_that_is_not_there_to_die_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Planners start workers, so a name may be of one that comes later, or never."""
     from pdplugins.sim.run.simulate import simulate  # noqa: PLC0415 - the command's own way

@@ -103,7 +103,8 @@ class Scheduled:
             engine.most_steps = 1  # decode one step, then ask again
             return []
         if plan.wait_s > 0:
-            engine.events.call_at(engine.events.now + ticks(plan.wait_s), lambda _: engine.wake())
+            # A tick later at least: time that stands still would have it asked for ever.
+            engine.events.call_at(engine.events.now + max(ticks(plan.wait_s), 1), lambda _: engine.wake())
             return []
         return self._own.compose(engine)
 

@@ -36,9 +36,9 @@ class PowerCurve:
         """Return the slowdown of prefill and of decode under `cap_w`."""
         return _at(self.cap_w, self.prefill_slow, cap_w), _at(self.cap_w, self.decode_slow, cap_w)
 
-    def draw_w(self, role: Role, busy: bool, cap_w: float) -> float:
-        """Return the draw of a GPU under `cap_w`."""
-        wanted = (self.prefill_w if role is Role.PREFILL else self.decode_w) if busy else self.idle_w
+    def draw_w(self, phase: Role, busy: bool, cap_w: float) -> float:
+        """Return the draw of a GPU under `cap_w`, by what it does now."""
+        wanted = (self.prefill_w if phase is Role.PREFILL else self.decode_w) if busy else self.idle_w
         return min(wanted, cap_w)
 
 
@@ -81,8 +81,10 @@ class Device:
 
     def view(self) -> GpuView:
         """Return what a power controller sees of this GPU."""
-        role = self.worker.view.role
-        return GpuView(self.index, role, self.curve.draw_w(role, self.worker.engine.busy, self.works_w), self.cap_w)
+        engine = self.worker.engine
+        phase = Role.PREFILL if engine.step.chunks else Role.DECODE  # a worker may do either, whatever its role
+        draw_w = self.curve.draw_w(phase, engine.busy, self.works_w)
+        return GpuView(self.index, self.worker.view.role, draw_w, self.cap_w)
 
     def tell(self, cap_w: float) -> None:
         """Note a new cap that was set on the device."""

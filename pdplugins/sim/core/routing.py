@@ -50,7 +50,7 @@ class Routing:
             flight.id,
             flight.arrived / TICKS_PER_S,
             flight.isl + flight.emitted,
-            flight.osl if self._predict else None,
+            flight.osl - flight.emitted if self._predict else None,
             arrival.history_tokens,
             arrival.session,
             bound,

@@ -36,6 +36,7 @@ def _times(records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo) ->
         ttft_s=table[:, 1],
         tpot_s=table[:, 2],
         alone_s=_alone_s(records, hardware, slo),
+        alone_tpot_s=_alone_tpot_s(records, hardware, slo),
         local=np.array([r.prefill_worker == r.decode_worker for r in records], dtype=bool),
     )
 
@@ -53,4 +54,16 @@ def _alone_s(
         if record.ttft_s is not None and record.ttft_s > slo.ttft_s:
             computed = max(record.isl_tokens - record.cached_tokens, 1)
             alone[index] = min(worker.perf.prefill_s(computed, worker.tp) for worker in hardware)
+    return alone
+
+
+def _alone_tpot_s(
+    records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the time of a decode step of each slow answer, at its mean context, alone on the fastest worker."""
+    alone = np.zeros(len(records))
+    for index, record in enumerate(records):
+        if record.tpot_s is not None and record.tpot_s > slo.tpot_s:
+            context = record.isl_tokens + record.osl_tokens / 2
+            alone[index] = min(worker.perf.decode_step_s(1, context, worker.tp) for worker in hardware)
     return alone
