@@ -41,6 +41,11 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def how(extra: str) -> str:
+    """Say how to get an extra. No package index has pdplugins, so a name of it would not be found."""
+    return f"pip install '.[{extra}]' in a checkout of pdplugins"
+
+
 def advice(module: str) -> str | None:
     """Say in one line how to get a module of an extra; None where none has it."""
     extras = {"analysis": ANALYSIS, "dynamo": DYNAMO}

@@ -29,7 +29,8 @@ class Cause(StrEnum):
     STARTING = "waited while workers started"
     WAITED = "waited for a prefill worker"
     CROWDED = "shared its decode steps with too many requests"
-    MIXED = "shared its decode steps with prompts"
+    MIXED = "decoded on a worker that computes prompts too"
+    ALONE = "a decode step takes longer than the TPOT objective on any worker, even alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Times:
     tpot_s: Array
     alone_s: Array | None = None
     """TTFT on an idle worker; None where no profile says it."""
+    alone_tpot_s: Array | None = None
+    """The same of the TPOT."""
     local: Array | None = None
     """Whether one worker did both phases; None where that is not known."""
 
@@ -129,14 +132,16 @@ def _causes(
     waits = [(times.arrival_s >= start_s) & (times.arrival_s < end_s) for start_s, end_s in starting]
     cold = late & ~hopeless & (np.any(waits, axis=0) if waits else none)
     crowded = slow & ~late
-    mixed = none if times.local is None else crowded & times.local
+    alone = none if times.alone_tpot_s is None else crowded & (times.alone_tpot_s > slo.tpot_s)
+    mixed = none if times.local is None else crowded & ~alone & times.local
     counts = {
         Cause.FAILED: failed,
         Cause.HOPELESS: hopeless,
         Cause.STARTING: cold,
         Cause.WAITED: late & ~hopeless & ~cold,
+        Cause.ALONE: alone,
         Cause.MIXED: mixed,
-        Cause.CROWDED: crowded & ~mixed,
+        Cause.CROWDED: crowded & ~alone & ~mixed,
     }
     found = {cause.value: int(which.sum()) for cause, which in counts.items()}
     return dict(sorted(((name, count) for name, count in found.items() if count), key=lambda item: -item[1]))

@@ -42,6 +42,11 @@ def test_slow_tokens_say_whether_prompts_were_beside() -> None:
     }
 
 
+def test_a_step_that_is_too_long_alone_is_nobodys_crowd() -> None:
+    one = found([(0, 0.1, 0.2), (1, 0.1, 0.2), (2, 0.1, 0.05)], local=[1, 0, 0], alone_tpot_s=[0.15, 0.01, 0.15])
+    assert one.causes == {Cause.ALONE: 1, Cause.CROWDED: 1}
+
+
 def test_the_worst_part_of_the_run_is_named() -> None:
     rows = [(float(second), 2.0 if 40 <= second < 45 else 0.1, 0.01) for second in range(101)]
     one = found(rows)

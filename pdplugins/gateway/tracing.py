@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 import pdplugins
+from pdplugins import extras
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.account import Account, request_key
 from pdplugins.processes.addresses import check_url
@@ -103,7 +104,7 @@ def build_tracing(url: str) -> Tracing:
         export = import_module("opentelemetry.sdk.trace.export")
         otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError:
-        raise ConfigError("--otlp: OpenTelemetry is not installed; pip install 'pdplugins[otel]'") from None
+        raise ConfigError(f"--otlp: OpenTelemetry is not installed; {extras.how('otel')}") from None
     resource = import_module("opentelemetry.sdk.resources").Resource
     name = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
     provider = sdk.TracerProvider(resource=resource.create({"service.name": name}), shutdown_on_exit=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pdplugins import extras
 from pdplugins.contracts.power import Device, DeviceError, DeviceFault, Reading
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError, one_line
@@ -46,7 +47,7 @@ class AmdBackend:
         except ImportError:
             raise HostError(
                 "power backend amdsmi: the module amdsmi is missing; install the one of your ROCm "
-                "(/opt/rocm/share/amd_smi), or pip install 'pdplugins[power]'"
+                f"(/opt/rocm/share/amd_smi), or {extras.how('power')}"
             ) from None
         except Exception as error:  # KeyError where the library cannot be loaded
             raise self._unusable(error) from None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pdplugins import extras
 from pdplugins.contracts.power import Device, DeviceError, DeviceFault, Reading
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError, one_line
@@ -39,7 +40,7 @@ class NvmlBackend:
         try:
             import pynvml  # noqa: PLC0415 - an extra, and only this backend needs it
         except ImportError:
-            raise HostError("power backend nvml: nvidia-ml-py is missing; pip install 'pdplugins[power]'") from None
+            raise HostError(f"power backend nvml: nvidia-ml-py is missing; {extras.how('power')}") from None
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdplugins.config import Config, parse
 from pdplugins.contracts.perf import PerfModel
@@ -18,8 +18,8 @@ from pdplugins.workloads.trace import TraceRequest
 
 TARGET = 0.99
 """SLO attainment that pools must have to do."""
-MOST = 1_500
-"""Requests that pools are tried on."""
+MOST, WHOLE = 1_500, 20_000
+"""Requests that splits are chosen on, and that the chosen one is judged on."""
 MOST_SPLITS = 16
 """Splits that are tried of each number of GPUs."""
 
@@ -29,18 +29,28 @@ def lines(config: Config, requests: Sequence[TraceRequest], gpus_held: float) ->
 
     :param gpus_held: by the run, on the average of its length.
     """
+    if config.simulation.extra:  # pools of workers of several sizes: none of one size compare with them
+        return []
     try:
-        pools = _Pools(config, part_of(list(requests), MOST))
+        pools = _Pools(config, list(requests))
         return [_enough(pools), *_same_cost(pools, gpus_held)]
     except PdpluginsError:  # the traffic does not fit the simulator: a run was good without this
         return []
+
+
+class Found(NamedTuple):
+    """Fixed pools, and what they attain."""
+
+    attainment: float
+    label: str
+    gpus: int
 
 
 class _Pools:
     """The best split of each number of GPUs, with workers of the sizes that the run had."""
 
     def __init__(self, config: Config, requests: list[TraceRequest]) -> None:
-        self._requests = requests
+        self._part, self._whole = part_of(requests, MOST), part_of(requests, WHOLE)
         self._engines = _engines_of(config)
         self.budget = config.deployment.gpu_budget
         pools = config.deployment
@@ -57,17 +67,22 @@ class _Pools:
         self._sizes = deployment.prefill_tp, deployment.decode_tp
         self.most = max(min(self.budget, len(requests) * sum(self._sizes)), 2)
         """GPUs beyond which there is nothing to gain: each request has two workers of its own."""
-        self._known: dict[int, tuple[float, str] | None] = {}
+        self._chosen: dict[int, Candidate | None] = {}
+        self._known: dict[int, Found] = {}
         split = next(system for system in systems(self._asked) if system.name == SPLIT)
         self._split = replace(split, shapes=self._shapes)
 
-    def best(self, gpus: int) -> tuple[float, str] | None:
-        """Return what the best split of at most `gpus` attains, and the split; None where no split fits."""
+    def best(self, gpus: int) -> Found | None:
+        """Return the best split of at most `gpus`; None where none fits. It is chosen on a part of the requests."""
         if gpus < 2:
             return None
+        if gpus not in self._chosen:
+            tried = [(self._attainment(cell, self._part), cell.label, cell) for cell in self._cells(gpus)]
+            self._chosen[gpus] = max(tried, key=lambda one: one[:2])[2] if tried else None
+        if (cell := self._chosen[gpus]) is None:
+            return self.best(gpus - 1)
         if gpus not in self._known:
-            tried = [(self._attainment(cell), cell.label) for cell in self._cells(gpus)]
-            self._known[gpus] = max(tried) if tried else self.best(gpus - 1)
+            self._known[gpus] = Found(self._attainment(cell, self._whole), cell.label, gpus)
         return self._known[gpus]
 
     def _cells(self, gpus: int) -> Iterator[Candidate]:
@@ -83,11 +98,11 @@ class _Pools:
             ):
                 yield Shape((gpus - decode * decode_tp) // prefill_tp, prefill_tp, decode, decode_tp)
 
-    def _attainment(self, cell: Candidate) -> float:
+    def _attainment(self, cell: Candidate, requests: list[TraceRequest]) -> float:
         data = cell.config.model_dump(mode="json")
         for section, keys in self._engines.items():
             data[section] |= keys
-        result, _ = simulate(parse(data), self._requests, trace_name="hindsight", command="hindsight")
+        result, _ = simulate(parse(data), requests, trace_name="hindsight", command="hindsight")
         if result.interrupted:
             raise KeyboardInterrupt
         return result.metrics.slo_attainment or 0.0
@@ -105,25 +120,27 @@ def _engines_of(config: Config) -> dict[str, dict[str, Any]]:
 
 def _enough(pools: _Pools) -> str:
     low = high = 2
-    while (found := pools.best(high)) is None or found[0] < TARGET:
+    while (found := pools.best(high)) is None or found.attainment < TARGET:
         if high == pools.most:
-            had = "" if found is None else f"; the best ({found[1]}) has {found[0]:.1%}"
+            had = "" if found is None else f"; the best ({found.label}) has {found.attainment:.1%}"
             return f"In hindsight (simulated): no fixed pools within {pools.budget} GPUs reach {TARGET:.0%}{had}"
         low, high = high + 1, min(2 * high, pools.most)
     while low < high:  # more GPUs never attain less, but for chance
         middle = (low + high) // 2
         tried = pools.best(middle)
-        if tried is not None and tried[0] >= TARGET:
+        if tried is not None and tried.attainment >= TARGET:
             high, found = middle, tried
         else:
             low = middle + 1
-    return f"In hindsight (simulated): {high} GPUs would have done, fixed at {found[1]}: {found[0]:.1%}"
+    return (
+        f"In hindsight (simulated): {found.gpus} GPUs would have done, fixed at {found.label}: {found.attainment:.1%}"
+    )
 
 
 def _same_cost(pools: _Pools, gpus_held: float) -> Iterator[str]:
     gpus = max(min(round(gpus_held), pools.budget), 2)
     if (tried := pools.best(gpus)) is not None:
         yield (
-            f"This run held {gpus_held:.1f} GPUs on the average; fixed pools of {gpus} ({tried[1]}) would have "
-            f"had {tried[0]:.1%}"
+            f"This run held {gpus_held:.1f} GPUs on the average; fixed pools of {tried.gpus} ({tried.label}) would "
+            f"have had {tried.attainment:.1%}"
         )

@@ -136,7 +136,7 @@ def test_a_collector_that_hangs_does_not_keep_the_process() -> None:
 
 def test_without_opentelemetry_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'pdplugins\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]' in a checkout"):
         build_tracing("http://127.0.0.1:4318/v1/traces")
     with pytest.raises(ConfigError, match="--otlp"):
         build_tracing("127.0.0.1:4318")

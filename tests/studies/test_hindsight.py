@@ -33,6 +33,27 @@ def test_light_load_needs_few_gpus_and_heavy_load_more() -> None:
     assert needed[1] > needed[0]
 
 
+def test_pools_are_judged_on_all_of_the_traffic() -> None:
+    """Bursts may lie between the stretches on which splits are chosen."""
+    times, now_s, bursts = [], 0.0, [(160, 340), (410, 590), (660, 840)]
+    for index in range(1000):
+        now_s += 0.005 if any(first <= index < last for first, last in bursts) else 1.0
+        times.append(now_s)
+    trace = [TraceRequest(at_s, 900, 60) for at_s in times]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hindsight, "MOST", 250)
+        needed, same = hindsight.lines(DOPD, trace, 3.0)
+    assert "3 GPUs would have done" not in needed
+    assert "would have had 100" not in same
+
+
+def test_gpus_that_no_pools_can_use_are_not_counted() -> None:
+    """Workers of two GPUs each leave one of five."""
+    even = parse(DOPD.model_dump(mode="json") | {"deployment": {"prefill": {"tp": 2}, "decode": {"tp": 2}}})
+    _, same = hindsight.lines(even, requests(1.0), 5.2)
+    assert "held 5.2 GPUs on the average; fixed pools of 4 (1P1D, TP 2)" in same
+
+
 def test_fixed_pools_have_the_engines_of_the_run() -> None:
     """Behind a frontend that takes half a second for each request no number of GPUs helps."""
     slow = parse(DOPD.model_dump(mode="json") | {"simulation": {"frontend_s": 0.5}})

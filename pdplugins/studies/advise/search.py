@@ -205,7 +205,45 @@ class _Search:
         always = [next((score for score in ordered if score.candidate.effort == effort), None) for effort in range(3)]
         always.append(next((score for score in ordered if score.candidate.scales), None))
         chosen = {score.candidate.key: score.candidate for score in [*_apart(near)[:FINALISTS], *filter(None, always)]}
-        return sorted(self._scores(3, [(candidate, self._whole) for candidate in chosen.values()]), key=self._worth)
+        found = self._scores(3, [(candidate, self._whole) for candidate in chosen.values()])
+        if not any(map(self._reaches, found)):
+            found += self._larger([score for score in ordered if score.candidate.key not in chosen])
+        best = min(found, key=self._worth)
+        found += self._tuned(best.candidate.gpus if not best.candidate.scales else ceil(best.gpus))
+        return sorted({score.candidate.key: score for score in found}.values(), key=self._worth)
+
+    def _reaches(self, score: Score) -> bool:
+        return score.attainment >= self._target
+
+    def _larger(self, others: Sequence[Score]) -> list[Score]:
+        """Look for the fewest GPUs with which one of these reaches the target on all of the traffic.
+
+        What reached it with the fewest on a part may miss it where the rest has longer bursts. More GPUs never attain
+        less, but for chance.
+        """
+        rest = [score for score in others if self._reaches(score)]
+        numbers = sorted({round(score.gpus) for score in rest})
+        found: list[Score] = []
+        low, high = 0, len(numbers)
+        while low < high:
+            middle = (low + high) // 2
+            here = _apart([score for score in rest if round(score.gpus) == numbers[middle]])[:FINALISTS]
+            tried = self._scores(None, [(score.candidate, self._whole) for score in here])
+            tried += self._tuned(numbers[middle])
+            found += tried
+            low, high = (low, middle) if any(map(self._reaches, tried)) else (middle + 1, high)
+        return found
+
+    def _tuned(self, gpus: int) -> list[Score]:
+        """Return co-location on so many GPUs, on all of the traffic, with each setting that may be its best.
+
+        On a part of the traffic many chunks are equal, and differ on all of it. What everything else is compared with
+        must have its own best one.
+        """
+        cells = self._colocated([min(gpus, self._asked.gpus)])
+        scores = self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))
+        near = [score.candidate for score in scores if score.attainment >= scores[0].attainment - NEAR]
+        return self._scores(None, [(candidate, self._whole) for candidate in near])
 
     def _confirmed(self, finalists: Sequence[Score]) -> Score:
         """Return the best that attains the target on other draws too; else the one that attains most on them."""
@@ -246,7 +284,7 @@ class _Search:
         plain = best.candidate.system == COLOCATED
         if plain and instead_of is not None and instead_of.candidate.system != COLOCATED:
             return instead_of
-        rival = self._best_split(best, tried) if plain else self._best_colocated(best, tried)
+        rival = self._best_split(best, tried) if plain else self._best_colocated(best)
         return self._scores(None, [(rival or finalists[-1].candidate, self._whole)])[0]
 
     def _best_split(self, best: Score, tried: Sequence[Score]) -> Candidate | None:
@@ -254,15 +292,19 @@ class _Search:
         rivals = [
             score for score in tried if score.candidate.system != COLOCATED and score.gpus <= best.gpus + EQUAL_GPUS
         ]
-        return min(rivals, key=lambda score: (-score.attainment, score.strain)).candidate if rivals else None
+        if not rivals:
+            return None
+        ordered = sorted(rivals, key=lambda score: (-score.attainment, score.strain))
+        near = [score for score in ordered if score.attainment >= ordered[0].attainment - NEAR]
+        jobs = [(score.candidate, self._whole) for score in _apart(near)[: 2 * FINALISTS]]
+        return min(self._scores(None, jobs), key=lambda score: (-score.attainment, score.strain)).candidate
 
-    def _best_colocated(self, best: Score, tried: Sequence[Score]) -> Candidate:
-        """Return the best co-location on the GPUs of `best`; of what has been tried, where that has any."""
+    def _best_colocated(self, best: Score) -> Candidate:
+        """Return the best co-location on the GPUs of `best`, or on as many as it needs."""
         gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
-        known = [score.candidate for score in tried if score.candidate.gpus == gpus]
-        cells = [cell for cell in known if cell.system == COLOCATED]
-        cells = cells or self._colocated([*range(gpus, self._asked.gpus + 1), *range(gpus - 1, 0, -1)])
-        return self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate
+        numbers = [*range(gpus, self._asked.gpus + 1), *range(gpus - 1, 0, -1)]
+        scores = next(filter(None, map(self._tuned, numbers)))
+        return self._best_of(COLOCATED, scores)[0].candidate
 
     def _worth(self, score: Score) -> tuple[bool, tuple[float, int], float, int, float]:
         """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""

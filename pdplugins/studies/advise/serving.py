@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pdplugins import extras
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.gateway.engines.sglang.launch import DUAL
@@ -87,7 +88,7 @@ def sglang_options(config: Config, server: Server) -> list[str]:
 def sglang_script(config: Config, model: str | None, about: str) -> str:
     """Return a script that starts SGLang's servers and the gateway on one machine."""
     way = way_of(config)
-    lines = _head(about, "SGLang servers and the gateway on this machine", 'pip install "pdplugins[sglang]"', model)
+    lines = _head(about, "SGLang servers and the gateway on this machine", extras.how("sglang"), model)
     lines += [f"# {line}" for line in sglang_notes(config)]
     if way is Way.DUAL or config.batch_scheduler is not None:
         lines += [f"export PDPLUGINS_CONFIG={CONFIG}", ""]

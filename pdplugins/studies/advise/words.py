@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pdplugins.contracts.request import Slo
 from pdplugins.studies.advise.candidates import COLOCATED
 from pdplugins.studies.advise.race import Score
-from pdplugins.studies.advise.search import DRAWS, Advice
+from pdplugins.studies.advise.search import DRAWS, SECOND, Advice
 from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, shortly
 
 WIDTH, HEIGHT = 64, 14
@@ -31,7 +31,7 @@ DOES = {
 def verdict(advice: Advice) -> list[str]:
     """Return the answer in a few lines: what to run, what it gains, how sure that is, and why."""
     best, other, slo = advice.best, advice.other, Slo(advice.asked.ttft_s, advice.asked.tpot_s)
-    gpus = f"{best.gpus:.1f} GPUs on the average" if best.candidate.scales else f"{best.candidate.gpus} GPUs"
+    gpus = f"{best.gpus:.1f} GPUs on the average" if best.candidate.scales else f"{round(best.gpus)} GPUs"
     lines = [
         f"Run {best.candidate.name}, on {gpus}: "
         f"{percent(best.attainment)} of {best.requests} requests inside TTFT {slo.ttft_s:g} s and "
@@ -61,7 +61,7 @@ def verdict(advice: Advice) -> list[str]:
 def _gain(advice: Advice) -> str:
     """Say what the other attains on the same traffic, and the gain over the draws: two sets of figures, each named."""
     gain, best, other = advice.gain, advice.best, advice.other
-    held = f"{other.gpus:.1f}" if other.candidate.scales else f"{other.candidate.gpus}"
+    held = f"{other.gpus:.1f}" if other.candidate.scales else f"{round(other.gpus)}"
     plain = "Plain co-location with tuned chunks" if other.candidate.system == COLOCATED else "The best of the others"
     return (
         f"{plain} ({other.candidate.name}, {held} GPUs) attains {percent(other.attainment)} of the same, "
@@ -104,7 +104,10 @@ def fewest(advice: Advice) -> list[str]:
         return []
     parts = [f"{name} {gpus:.1f}".replace(".0", "") for name, gpus in sorted(need.items(), key=lambda item: item[1])]
     never = [name for name in advice.names() if name not in need]
-    line = f"Fewest GPUs for {100 * advice.target:g} %: " + ", ".join(parts)
+    where = ""
+    if len(advice.traffic.requests) > SECOND:  # all of it may have longer bursts: who needs more there is not known
+        where, never = f", mostly on {SECOND:,} of {len(advice.traffic.requests):,} requests", []
+    line = f"Fewest GPUs for {100 * advice.target:g} %{where}: " + ", ".join(parts)
     return [line + (f"; not within {advice.asked.gpus}: {', '.join(never)}" if never else "")]
 
 

@@ -20,7 +20,8 @@ from pdplugins.studies.advise.page import page
 from pdplugins.studies.advise.race import Job, Race, Score
 from pdplugins.studies.advise.search import Advice, Interval
 from pdplugins.studies.advise.words import fewest, front, picture, verdict
-from tests.studies.advise.questions import QUESTION, small_advice, small_traffic
+from pdplugins.types import TraceRequest
+from tests.studies.advise.questions import QUESTION, small_advice, small_search, small_traffic
 
 pytestmark = pytest.mark.moderate
 
@@ -42,6 +43,70 @@ def test_light_traffic_gets_the_fewest_gpus_and_the_simplest_system(light: Advic
     assert light.best.candidate.gpus == 2
     assert light.best.candidate.system == COLOCATED
     assert {one.candidate.gpus for one in light.tried} == {2, 3}
+
+
+@pytest.fixture(scope="module")
+def bursty() -> Advice:
+    """Traffic whose bursts lie between the four stretches that a part of it is cut out of."""
+    with small_search():
+        traffic = small_traffic(rate=8.0)
+        times, now_s, bursts = [], 0.0, [(60, 140), (160, 240), (260, 340)]
+        for index in range(400):
+            now_s += 0.008 if any(first <= index < last for first, last in bursts) else 0.25
+            times.append(now_s)
+        requests = [TraceRequest(at_s, 1800, 60) for at_s in times]
+        traffic = replace(traffic, requests=requests, draw=lambda _: requests)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search, "WHOLE", 400)
+            patch.setattr(search, "DRAW", 400)
+            patch.setattr(search, "FINALISTS", 1)
+            return search.advise(replace(QUESTION, gpus=4), traffic, target=0.95, jobs=1, seed=0)
+
+
+def test_what_a_part_of_the_traffic_does_not_show_is_looked_for_with_more_gpus(bursty: Advice) -> None:
+    fewest_on_the_part = min(one.gpus for one in bursty.tried if one.attainment >= 0.95)
+    assert bursty.reached
+    assert bursty.best.gpus > fewest_on_the_part + 0.5
+    assert bursty.best.requests == 400
+
+
+def test_the_fewest_gpus_that_do_on_all_of_the_traffic_are_found_in_few_runs(
+    bursty: Advice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bursty.tried[0]
+    others = [
+        replace(one, gpus=float(gpus), attainment=1.0, candidate=replace(one.candidate, system=f"on {gpus}"))
+        for gpus in range(2, 33)
+    ]
+    by_system = {score.candidate.system: score for score in others}
+    subject = search._Search(replace(QUESTION, gpus=32), small_traffic(), 0.95, cast("Race", None), lambda _: None)
+    ran: list[Score] = []
+
+    def scores(stage: int | None, jobs: list[Job]) -> list[Score]:
+        found = [by_system[candidate.system] for candidate, _ in jobs]
+        ran.extend(found)
+        return [replace(score, attainment=1.0 if score.gpus >= 21 else 0.5) for score in found]
+
+    monkeypatch.setattr(subject, "_scores", scores)
+    monkeypatch.setattr(subject, "_tuned", lambda gpus: [])
+    found = subject._larger(others)
+    assert min(score.gpus for score in found if score.attainment >= 0.95) == 21
+    assert len(ran) <= 6
+
+
+def test_both_sides_have_their_best_settings_on_all_of_the_traffic(bursty: Advice) -> None:
+    """On a part of it all are equal, so that a part cannot choose between chunks, or between rivals."""
+    rivals = [one for one in bursty.finalists if one.candidate.system == bursty.other.candidate.system]
+    assert bursty.other.requests == 400
+    assert all(bursty.other.attainment >= one.attainment for one in rivals if one.gpus <= bursty.best.gpus + 0.05)
+    tuned = [one for one in bursty.finalists if one.candidate.system == COLOCATED]
+    assert len({one.candidate.label for one in tuned}) > 2
+
+
+def test_what_is_known_of_a_part_is_said_to_be(bursty: Advice) -> None:
+    (line,) = fewest(bursty)
+    assert ", mostly on 100 of 400 requests: " in line or search.SECOND >= 400
+    assert "not within" not in line or search.SECOND >= 400
 
 
 def test_under_overload_it_says_that_nothing_reaches_the_target(heavy: Advice) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdplugins import extras
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, HostError
@@ -112,7 +113,7 @@ class Spec:
 def plan(config: Config, launch: Launch) -> list[Spec]:
     """Return the servers that a config asks for. Raises ConfigError; HostError when this machine has too few GPUs."""
     if importlib.util.find_spec("sglang") is None:
-        raise HostError('--launch: this Python has no SGLang; pip install "pdplugins[sglang]"')
+        raise HostError(f"--launch: this Python has no SGLang; {extras.how('sglang')}")
     counts = {Role.PREFILL: config.deployment.prefill.replicas, Role.DECODE: config.deployment.decode.replicas}
     roles = [(role, number) for role, count in counts.items() for number in range(1, count + 1)]
     gpus, each = visible_gpus(os.environ), launch.gpus

@@ -35,8 +35,14 @@ def _times(records: Sequence[RequestRecord], deployment: Deployment) -> verdict.
     ttft = [record.ttft_s if record.ok else float("nan") for record in records]
     tpot = [record.tpot_s if record.ok else float("nan") for record in records]
     alone = [deployment.perf.prefill_s(record.isl_tokens, deployment.prefill_tp) for record in records]
+    steps = [
+        deployment.perf.decode_step_s(1, record.isl_tokens + record.osl_tokens / 2, deployment.decode_tp)
+        for record in records
+    ]
     arrivals = [record.arrival_s for record in records]
-    return verdict.Times(np.array(arrivals), np.array(ttft), np.array(tpot), alone_s=np.array(alone))
+    return verdict.Times(
+        np.array(arrivals), np.array(ttft), np.array(tpot), alone_s=np.array(alone), alone_tpot_s=np.array(steps)
+    )
 
 
 def looking_back(
