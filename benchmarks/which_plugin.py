@@ -31,8 +31,8 @@ NEAR_POINTS = 0.5
 """And of attainment, in percentage points."""
 FUSION_CELLS = (
     "four workers: h100 is Llama-3.1-70B on two H100 each, a100 Qwen2.5-14B on one A100, h800 Llama-3.1-8B on one "
-    "H800, h200 DeepSeek-R1 on eight H200. The TPOT objective is 6 (loose), 3 (middle) or 1.5 (strict) times a decode step "
-    "of one request. Figures are the highest rate with 90 % attainment"
+    "H800, h200 DeepSeek-R1 on eight H200. The TPOT objective is 6 (loose), 3 (middle) or 1.5 (strict) times a decode "
+    "step of one request. Figures are the highest rate with 90 % attainment"
 )
 COLOURS = {COLOCATED: "#8a94a3", SPLIT: "#c9a227"}
 PLUGINS = {"arrow": "#2563cf", "ampd": "#1f7d54", "dynaserve": "#b9601a", "rapid": "#a03a8e", "fusion": "#bb332b"}
