@@ -137,7 +137,7 @@ class AdmissionQueue:
     def _refuse_all_without_workers(self, until_s: float | None) -> float | None:
         """Refuse all that wait where no worker has been there for too long; return when to look again.
 
-        A policy is not asked then. Those that come meanwhile wait before the queue, for as long.
+        Those that come meanwhile wait before the queue, for as long.
         """
         if self._backends.serves.is_set():
             self._alone_since_s = None
