@@ -182,17 +182,6 @@ def test_a_round_reuses_the_history_that_it_repeats_and_no_more(history: int | N
     assert second.ttft_s == pytest.approx(computed + overhead, rel=0.02)
 
 
-def test_a_session_without_a_name_is_not_one_that_is_called_by_a_number() -> None:
-    """Each has its own KV cache."""
-
-    def cached(name: str) -> list[tuple[int, int]]:
-        named = Arrival(0.0, 4000, 5, session=name, rounds=(Round(5.0, 100, 5),))
-        unnamed = Arrival(0.1, 3000, 5, rounds=(Round(5.0, 100, 5),))
-        return [(record.isl_tokens, record.cached_tokens) for record in run(To("d0", "d0"), named, unnamed).records]
-
-    assert cached("1") == cached("another")
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("timeout_s", [0.0123456789, 0.0333333333, 0.1])
 def test_a_batch_scheduler_that_waits_for_a_time_gets_there(timeout_s: float) -> None:

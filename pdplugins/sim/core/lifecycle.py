@@ -20,8 +20,6 @@ from pdplugins.sim.core.settings import SimSettings
 
 CANCELLED: Final = "cancelled"
 """Error of a request whose client has gone away."""
-UNNAMED: Final = "#"
-"""Begins the names of sessions that have none in the trace: another one may be called by a number."""
 _FINISHED: Final = Ending.FINISHED  # an enumeration takes long to name a member
 _CANCELLED: Final = Ending.CANCELLED
 
@@ -161,7 +159,7 @@ class Lifecycle:
     def _await_next_round(self, flight: Flight) -> None:
         """Schedule the next round for when its user has read the answer, and keep its context in the KV cache."""
         arrival, engine = flight.arrival, flight.engine
-        session = arrival.session or UNNAMED + flight.id
+        session = arrival.session or flight.id
         self.open += 1
         time = self._events.now + ticks(arrival.rounds[0].gap_s)
         coming = arrival.following(seconds(time), session, flight.isl + flight.osl)
