@@ -261,6 +261,11 @@ class PlainEngine:
     def begin_work_begins(self) -> None:
         self.free_at = max(self.free_at, self.boundary()) + self.begin_work
 
+    @property
+    def step(self) -> PlainEngine:
+        """What runs now has `chunks`."""
+        return self
+
     def on_step(self, _version: int) -> None:
         if self.dead:
             return
