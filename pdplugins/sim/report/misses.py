@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,8 +35,8 @@ def _times(records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo) ->
         arrival_s=table[:, 0],
         ttft_s=table[:, 1],
         tpot_s=table[:, 2],
-        alone_s=_alone_s(records, hardware, slo),
-        alone_tpot_s=_alone_tpot_s(records, hardware, slo),
+        alone_s=_alone_s(records, hardware, lambda r: (r.ttft_s or 0.0) > slo.ttft_s, _prefill_s),
+        alone_tpot_s=_alone_s(records, hardware, lambda r: (r.tpot_s or 0.0) > slo.tpot_s, _step_s),
         local=np.array([r.prefill_worker == r.decode_worker for r in records], dtype=bool),
     )
 
@@ -46,24 +46,20 @@ def _latencies(record: Record) -> tuple[float | None, float | None]:
 
 
 def _alone_s(
-    records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo
+    records: Sequence[Record],
+    hardware: Sequence[Hardware],
+    late: Callable[[Record], bool],
+    time_s: Callable[[Record, Hardware], float],
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the prefill time of each late prompt, less what was cached, on the fastest idle worker; 0 for others."""
-    alone = np.zeros(len(records))
-    for index, record in enumerate(records):
-        if record.ttft_s is not None and record.ttft_s > slo.ttft_s:
-            computed = max(record.isl_tokens - record.cached_tokens, 1)
-            alone[index] = min(worker.perf.prefill_s(computed, worker.tp) for worker in hardware)
-    return alone
+    """Return the time of each late record alone on its fastest worker; 0 for the others."""
+    return np.array([min(time_s(r, worker) for worker in hardware) if late(r) else 0.0 for r in records], dtype=float)
 
 
-def _alone_tpot_s(
-    records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the time of a decode step of each slow answer, at its mean context, alone on the fastest worker."""
-    alone = np.zeros(len(records))
-    for index, record in enumerate(records):
-        if record.tpot_s is not None and record.tpot_s > slo.tpot_s:
-            context = record.isl_tokens + record.osl_tokens / 2
-            alone[index] = min(worker.perf.decode_step_s(1, context, worker.tp) for worker in hardware)
-    return alone
+def _prefill_s(record: Record, worker: Hardware) -> float:
+    """Return the time of a prompt, less what was cached."""
+    return worker.perf.prefill_s(max(record.isl_tokens - record.cached_tokens, 1), worker.tp)
+
+
+def _step_s(record: Record, worker: Hardware) -> float:
+    """Return the time of a decode step at the mean context of an answer."""
+    return worker.perf.decode_step_s(1, record.isl_tokens + record.osl_tokens / 2, worker.tp)
