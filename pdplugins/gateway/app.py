@@ -23,7 +23,7 @@ from pdplugins.gateway.access.tls import Site
 from pdplugins.gateway.account import JsonAccessLogger
 from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
-from pdplugins.gateway.backends import Backends, WorkerOption
+from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.dashboard import Board, WatchedJournal
 from pdplugins.gateway.descriptors import connections_within
@@ -125,15 +125,7 @@ class Gateway:
         if self.board is not None:
             await self.board.start()
         self.access.warn(host, [backend.url for backend in self.backends.all])
-        connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
-            limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity"},
-        )
+        self._session = self._open_session()
         self.engine: Engine[Any, Any] = SglangEngine(
             self.settings, self._session, dual=self._dual, tls=self.access.worker_ca
         )
@@ -153,20 +145,10 @@ class Gateway:
             if self.board is not None:
                 await self.board.stop()
             raise
-        works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
-        works += [self.policies.share_signals, self.routing.plan_ahead]
-        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in fixed]
-        if self._sources:
-            works.append(self._discovery.run)
-        if queue is not None:
-            works.append(queue.run)
         if (board := self.board) is not None:
             self.serving.on_end = board.heard
             self.backends.labels.tell(board, lambda error: self.metrics.fault("gateway_error", error, error))
-            works.append(functools.partial(board.watch, self))
-        if self.access.api_keys is not None:
-            works.append(self.access.api_keys.watch)
-        self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
+        self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in self._works(fixed, queue)]
         rates = KeyRates(self.settings.key_rate, self.settings.key_burst)
         gate = Gate(self.metrics, self.access.api_keys, rates=rates)
         endpoints = Endpoints(
@@ -181,6 +163,36 @@ class Gateway:
         self.url = await self._listen(self._runner, self.clients, host, port, shared=self._share is not None)
         admin_host, admin_port = self.access.admin_host, self.access.admin_port
         self.admin_url = await self._listen(self._admin, self._operators, admin_host, admin_port)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """Return the connections to the workers."""
+        connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
+            limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    def _works(self, fixed: Sequence[Backend], queue: AdmissionQueue | None) -> list[Callable[[], Awaitable[None]]]:
+        """Return what runs for as long as it serves.
+
+        :param fixed: the workers that the config names. Discovery watches those that it finds.
+        """
+        works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
+        works += [self.policies.share_signals, self.routing.plan_ahead]
+        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in fixed]
+        if self._sources:
+            works.append(self._discovery.run)
+        if queue is not None:
+            works.append(queue.run)
+        if self.board is not None:
+            works.append(functools.partial(self.board.watch, self))
+        if self.access.api_keys is not None:
+            works.append(self.access.api_keys.watch)
+        return works
 
     async def _listen(
         self, runner: web.AppRunner, clients: Clients, host: str, port: int, *, shared: bool = False
