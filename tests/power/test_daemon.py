@@ -66,7 +66,8 @@ def test_after_a_kill_the_next_start_knows_the_caps_from_before(power: Power) ->
     assert max(power.node.sums_w(before_w)) <= sum(before_w)
 
 
-def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(power: Power) -> None:
+def killed_and_left_with_six(power: Power) -> list[str]:
+    """Kill a daemon that has set caps, and leave the first two GPUs out of its config. Return the UUIDs of all."""
     process = power.start()
     assert power.settled_at(*OURS_W)
     power.end(process, signal.SIGKILL)
@@ -74,6 +75,11 @@ def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(po
     deployment = {"profile": "mi300x/llama-3.1-8b", "prefill": {"replicas": 3}, "decode": {"replicas": 3, "tp": 1}}
     policy = {"name": "rapid", "budget_w": 3600, "max_w": 700}
     power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
+    return uuids
+
+
+def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(power: Power) -> None:
+    killed_and_left_with_six(power)
     again = power.start()
     assert until(lambda: power.node.limits_w() == BEFORE_W[:2] + OURS_W[2:])
     said = power.end(again)
@@ -81,13 +87,7 @@ def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(po
 
 
 def test_a_gpu_that_takes_no_part_and_refuses_its_cap_stops_no_start(power: Power) -> None:
-    process = power.start()
-    assert power.settled_at(*OURS_W)
-    power.end(process, signal.SIGKILL)
-    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
-    deployment = {"profile": "mi300x/llama-3.1-8b", "prefill": {"replicas": 3}, "decode": {"replicas": 3, "tp": 1}}
-    policy = {"name": "rapid", "budget_w": 3600, "max_w": 700}
-    power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
+    uuids = killed_and_left_with_six(power)
     power.node.gpu[0].write_fault = 4
     again = power.start()
     assert power.settled_at(*OURS_W[:1], *BEFORE_W[1:2], *OURS_W[2:])
