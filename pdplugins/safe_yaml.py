@@ -1,14 +1,16 @@
 """YAML that people write, read within limits: a small file must not cost minutes of CPU or gigabytes of memory.
 
 PyYAML recurses for every level, expands aliases of aliases without a limit, and silently takes the last of two equal
-keys. Its constructors raise whatever Python raises for a value that they cannot convert.
+keys. Its constructors raise whatever Python raises for a value that they cannot convert. It also reads YAML 1.1, where
+``no`` is false, ``1:30`` is 90 and ``010`` is 8. Editors and Kubernetes read the core schema of YAML 1.2, and so do we.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -23,6 +25,17 @@ MOST_NODES = 5_000
 """Values in all, each as often as aliases repeat it."""
 MOST_DIGITS = 30
 """Characters of the longest whole number."""
+
+_TAG = "tag:yaml.org,2002:"
+_CORE = {
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "null": "|~|null|Null|NULL",
+    "merge": "<<",
+}
+"""Which plain scalars are no text: YAML 1.2.2, section 10.3.2, and the merge key of 1.1. The first one that fits counts."""
+_BASES = {"0o": 8, "0x": 16}
 
 
 def read_yaml(path: Path) -> Any:
@@ -47,7 +60,9 @@ def parse_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with limits, and without duplicate keys."""
+    """PyYAML's safe loader with the scalars of YAML 1.2, with limits, and without duplicate keys."""
+
+    yaml_implicit_resolvers: ClassVar = {None: [(_TAG + kind, re.compile(rf"(?:{form})\Z")) for kind, form in _CORE.items()]}
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -78,7 +93,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return the value of a node. Raises yaml.MarkedYAMLError for what Python cannot convert."""
-        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > MOST_DIGITS:
+        if node.tag == f"{_TAG}int" and len(node.value) > MOST_DIGITS:
             problem = f"a whole number of more than {MOST_DIGITS} digits"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if isinstance(node, yaml.ScalarNode) and "\0" in node.value:  # no file may be called so
@@ -95,7 +110,7 @@ class _Loader(yaml.SafeLoader):
         """Return the mapping. Raises yaml.MarkedYAMLError for a duplicate key."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            if key_node.tag == f"{_TAG}merge":
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):  # PyYAML refuses others itself
@@ -105,3 +120,10 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Return a whole number; zeros before it do not make it octal."""
+        return int(node.value, _BASES.get(node.value[:2], 10))
+
+
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
