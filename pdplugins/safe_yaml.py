@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -34,7 +34,8 @@ _CORE = {
     "null": "|~|null|Null|NULL",
     "merge": "<<",
 }
-"""Which plain scalars are no text: YAML 1.2.2, section 10.3.2, and the merge key of 1.1. The first one that fits counts."""
+"""Which plain scalars are no text, the first that fits: YAML 1.2.2, section 10.3.2, and the merge key of 1.1."""
+_SCALARS = [(_TAG + kind, re.compile(rf"(?:{form})\Z")) for kind, form in _CORE.items()]
 _BASES = {"0o": 8, "0x": 16}
 
 
@@ -62,7 +63,7 @@ def parse_yaml(text: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2, with limits, and without duplicate keys."""
 
-    yaml_implicit_resolvers: ClassVar = {None: [(_TAG + kind, re.compile(rf"(?:{form})\Z")) for kind, form in _CORE.items()]}
+    yaml_implicit_resolvers = {None: _SCALARS}  # noqa: RUF012 - so PyYAML's own classes have it
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

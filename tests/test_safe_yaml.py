@@ -44,7 +44,10 @@ def test_it_merges_mappings_as_pyyaml_does() -> None:
         *[(text, math.inf) for text in (".inf", "+.Inf")],
         *[(text, text == "TRUE") for text in ("TRUE", "False")],
         *[(text, None) for text in ("~", "null", "")],
-        *[(text, text) for text in ("yes", "No", "on", "off", "y", "1:30", "1:30.5", "2024-01-01", "0b11", "1_000", "=", "x")],
+        *[
+            (text, text)
+            for text in ("yes", "No", "on", "off", "y", "1:30", "1:30.5", "2024-01-01", "0b11", "1_000", "=", "x")
+        ],
         ("'1'", "1"),
         ("!!str 1", "1"),
     ],
