@@ -53,7 +53,7 @@ async def _read(request: web.BaseRequest, admission: Admission) -> bytes:
 async def _whole(more: Callable[[], Awaitable[bytes]], request: web.BaseRequest, admission: Admission) -> bytes:
     settings = admission.settings
     try:
-        async with admission.reading.within(settings.body_s):
+        with admission.reading.within(settings.body_s):
             return await read_whole(more, settings.max_body_mib * MIB)
     except TooLongError:
         raise _too_long(settings.max_body_mib) from None

@@ -187,7 +187,8 @@ class CachedBlocks:
         for block in blocks:
             hashes[block] = None
             hashes.move_to_end(block)
-        while len(hashes) > max(capacity_tokens // BLOCK_TOKENS, 1):
+        most = max(capacity_tokens // BLOCK_TOKENS, 1)
+        while len(hashes) > most:
             hashes.popitem(last=False)
 
     def clear(self) -> None:

@@ -81,14 +81,14 @@ class Wait:
             self._all.leave(self)
             self._task.cancel()
 
-    async def __aenter__(self) -> Wait:
+    def __enter__(self) -> Wait:
         self._task = task = asyncio.current_task()
         assert task is not None  # noqa: S101 - what waits is a task
         self._cancelling = task.cancelling()
         self._all.begin(self, self._seconds)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None

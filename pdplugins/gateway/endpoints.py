@@ -238,13 +238,11 @@ class Endpoints:
         for view in backends.now_ready():
             backend = backends.by_id[view.id]
             headers = {**self._forwarded(request), "Content-Type": JSON, **backend.key.headers}
-            with contextlib.suppress(aiohttp.ClientError, OSError, TooLongError):
-                async with (
-                    self.admission.serving.within(settings.connect_s),
-                    self.session.request(
-                        request.method, backend.url + path, data=body, headers=headers, allow_redirects=False
-                    ) as answer,
-                ):
+            wait = self.admission.serving.within(settings.connect_s)
+            with contextlib.suppress(aiohttp.ClientError, OSError, TooLongError), wait:
+                async with self.session.request(
+                    request.method, backend.url + path, data=body, headers=headers, allow_redirects=False
+                ) as answer:
                     kind = content_type(answer.headers.get("Content-Type", JSON))
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
                     if answer.status == HTTPStatus.OK:

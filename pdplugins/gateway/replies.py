@@ -46,6 +46,11 @@ class Answer(web.StreamResponse):
         return self._begun
 
     @property
+    def over(self) -> bool:
+        """Whether all of it has been sent."""
+        return self._over
+
+    @property
     def keep_alive(self) -> bool:
         """Whether its connection may be used again."""
         return self._keeps
@@ -190,6 +195,8 @@ def redacted_body(body: bytes) -> bytes:
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
     """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
+    if isinstance(response, Answer) and response.over:
+        return
     if admission.closed and not response.prepared:
         response.force_close()
     response.headers.setdefault(hdrs.SERVER, SERVER)

@@ -66,7 +66,7 @@ class Serving:
             raise
         ending = Ending.FAILED
         try:
-            async with self.admission.serving.within(self.settings.timeout_s):
+            with self.admission.serving.within(self.settings.timeout_s):
                 if self.queue is not None:
                     await self.worker_there()
                     await self.queue.admit(task.arrival)

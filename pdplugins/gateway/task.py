@@ -127,14 +127,19 @@ class RequestTask:
     # --- the stages of an attempt ----------------------------------------------------------------------------------
 
     async def _attempt(self) -> None:
-        """Serve the request once. Each stage does its part where the execution has one, and says what is left."""
+        """Serve the request once. Each stage that the execution has does its part, and says what is left."""
         if not self._all.backends.serves.is_set():
             await self._all.worker_there()
-        attempt = await self._resumed(self._placed())
+        attempt = self._placed()
+        if self._relay.ids:
+            attempt = await self._resumed(attempt)
         self._count(attempt.execution.primitive)
-        attempt = await self._warmed(attempt)
-        attempt = await self._given_history(attempt)
-        attempt = await self._pushed(attempt)
+        if attempt.execution.primitive is Primitive.WARM:
+            attempt = await self._warmed(attempt)
+        if history := self._missing_history(attempt):
+            attempt = await self._given_history(attempt, history)
+        if attempt.execution.primitive is Primitive.PUSH:
+            attempt = await self._pushed(attempt)
         if attempt.execution.primitive is Primitive.HEAD:
             rest = await self._head(attempt)
             if rest is None:
@@ -144,7 +149,9 @@ class RequestTask:
 
     def _placed(self) -> Attempt:
         """Ask the router."""
-        request = self._request(len(self._relay.ids))
+        done = len(self._relay.ids)
+        # Who holds its session may have been lost since it came.
+        request = self._request(done) if done or self._session is not None else self.arrival
         execution = self._all.routing.arrive(request, self._call, self._failed)
         self.workers = tuple(filter(None, dict.fromkeys((execution.first, execution.second))))
         if execution.primitive is Primitive.HEAD:
@@ -163,12 +170,10 @@ class RequestTask:
 
     async def _resumed(self, attempt: Attempt) -> Attempt:
         """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
-        if not (done := len(self._relay.ids)):
-            return attempt
         was = attempt.execution
         execution = Execution(was.first, was.second or was.first, was.prompt, was.prompt)
         ids = await self._prompt_ids(was.first)
-        return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, done))
+        return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, len(self._relay.ids)))
 
     async def _warmed(self, attempt: Attempt) -> Attempt:
         """Prefill where who decodes is decided afterwards, and ask the router who that is.
@@ -176,8 +181,6 @@ class RequestTask:
         A worker that refuses to prefill gets the request as the client asked it, for the refusal in that form.
         """
         was = attempt.execution
-        if was.primitive is not Primitive.WARM:
-            return attempt
         try:
             await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
         except RefusedError:
@@ -185,10 +188,9 @@ class RequestTask:
         rest = self._all.routing.prefilled(attempt.request, was.first, was.split, self._call, self._failed)
         return attempt.but(rest, new_tokens=1)
 
-    async def _given_history(self, attempt: Attempt) -> Attempt:
+    async def _given_history(self, attempt: Attempt, history: int) -> Attempt:
         """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
-        history = self._missing_history(attempt)
-        if not history or (ids := await self._ids_or_none(attempt.execution.first)) is None:
+        if (ids := await self._ids_or_none(attempt.execution.first)) is None:
             return attempt
         self._count("history")
         execution, work = attempt.execution, attempt.work
@@ -204,8 +206,7 @@ class RequestTask:
         Where it refuses, the second one gets all of the request as the client asked it, for the refusal in that form.
         """
         execution, work = attempt.execution, attempt.work
-        if execution.primitive is not Primitive.PUSH or execution.second is None:
-            return attempt
+        assert execution.second is not None  # noqa: S101 - only a warm execution has an open second worker
         if (ids := await self._ids_or_none(execution.first)) is None:
             return attempt.but(replace(execution, split=execution.prompt))
         split = min(max(execution.split, 1), len(ids) - 1)

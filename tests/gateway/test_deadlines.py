@@ -15,7 +15,7 @@ def test_each_wait_ends_at_its_own_time_though_one_timer_serves_all() -> None:
 
         async def wait(name: str, seconds: float | None) -> None:
             try:
-                async with every.within(seconds):
+                with every.within(seconds):
                     await asyncio.sleep(60)
             except TimeoutError:
                 ended.append(name)
@@ -34,10 +34,10 @@ def test_each_wait_ends_at_its_own_time_though_one_timer_serves_all() -> None:
 def test_what_has_left_in_time_hears_nothing_later() -> None:
     async def work() -> None:
         every = Deadlines()
-        async with every.within(0.02) as wait:
+        with every.within(0.02) as wait:
             pass
         wait.end()
-        async with every.within(60):
+        with every.within(60):
             await asyncio.sleep(0.1)  # the timer of the first one rings
         every.expire()
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ def test_a_cancellation_from_outside_stays_one() -> None:
         every = Deadlines()
 
         async def wait() -> None:
-            async with every.within(60):
+            with every.within(60):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(wait())
@@ -70,13 +70,11 @@ def test_a_cancellation_from_outside_stays_one() -> None:
 def test_of_waits_inside_of_each_other_the_one_whose_time_is_over_ends() -> None:
     async def work() -> None:
         outer, inner = Deadlines(), Deadlines()
-        with pytest.raises(TimeoutError):
-            async with outer.within(0.02), inner.within(60):
+        with pytest.raises(TimeoutError), outer.within(0.02), inner.within(60):
+            await asyncio.sleep(60)
+        with outer.within(60):
+            with pytest.raises(TimeoutError), inner.within(0.02):
                 await asyncio.sleep(60)
-        async with outer.within(60):
-            with pytest.raises(TimeoutError):
-                async with inner.within(0.02):
-                    await asyncio.sleep(60)
             task = asyncio.current_task()
             assert task is not None
             assert not task.cancelling()
@@ -90,7 +88,7 @@ def test_many_waits_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         call_at = loop.call_at
         monkeypatch.setattr(loop, "call_at", lambda at_s, *args: timers.append(at_s) or call_at(at_s, *args))
         for _ in range(100):
-            async with every.within(60):
+            with every.within(60):
                 pass
         assert len(timers) == 1
 

@@ -80,8 +80,16 @@ class Call:
     terms: Terms | None = None
     """What of that it gets."""
     goes_on_elsewhere: ClassVar = "only /generate with plain sampling can go on elsewhere"
+    answers: int = field(init=False)
+    """Answers that it wants to each prompt; 1 where that is no number, which workers refuse."""
     _whole: str | None = field(default=UNKNOWN, init=False, repr=False, compare=False)
     """What `whole` has found out: it is asked for several times."""
+
+    def __post_init__(self) -> None:
+        sampling: Any = self.sampling
+        if self.path == GENERATE and isinstance(several := self.fields.get("sampling_params"), list):
+            sampling = several[0] if several and isinstance(several[0], dict) else {}
+        self.answers = _count(sampling.get("n"))
 
     @property
     def max_tokens(self) -> int | None:
@@ -129,14 +137,6 @@ class Call:
     def logprobs(self) -> bool:
         """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
         return bool(self.fields.get("return_logprob"))
-
-    @property
-    def answers(self) -> int:
-        """Answers that it wants to each prompt; 1 where that is no number, which workers refuse."""
-        sampling: Any = self.sampling
-        if self.path == GENERATE and isinstance(several := self.fields.get("sampling_params"), list):
-            sampling = several[0] if several and isinstance(several[0], dict) else {}
-        return _count(sampling.get("n"))
 
     @property
     def one_answer(self) -> bool:

@@ -116,7 +116,8 @@ class Response:
         """Take in the next bytes. Return whether there are too many now that nobody has read."""
         self._parts.append(data)
         self._size += len(data)
-        self.wake()
+        if self._waiter is not None:
+            self.wake()
         return self._size > MOST_UNREAD_BYTES
 
     def end(self, error: Exception | None = None) -> None:
@@ -124,12 +125,14 @@ class Response:
         self.ended = True
         self._error = error
         self._connection = None
-        self.wake()
+        if self._waiter is not None:
+            self.wake()
 
     def wake(self) -> None:
         """Let go on what waits for it."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -273,7 +276,8 @@ class Connection(asyncio.Protocol):
         if response is None or not response.status:
             return
         self._response = None
-        self.resume()
+        if self._paused:
+            self.resume()
         response.end()
         if self._parser.should_keep_alive() and not self._target.forgotten:
             self._target.idle.append((monotonic(), self))

@@ -92,7 +92,7 @@ class SglangEngine:
             assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
             question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
         try:
-            async with backend.waits.within(self._settings.first_token_s):
+            with backend.waits.within(self._settings.first_token_s):
                 said = await self.upstream.ask(backend, protocol.TOKENIZE, question)
         except TimeoutError:
             raise silence(backend, "token ids", self._settings.first_token_s) from None

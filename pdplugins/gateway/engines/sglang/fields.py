@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -57,6 +58,8 @@ _Long = msgspec.defstruct("_Long", [(name, msgspec.Raw, UNSET) for name in KNOWN
 _read_short = msgspec.json.Decoder(_Short).decode
 _read_long = msgspec.json.Decoder(_Long).decode
 _read_ids = msgspec.json.Decoder(list[int]).decode
+_ours = attrgetter(*OURS)
+_NONE_OF_OURS = (UNSET,) * len(OURS)
 
 
 class Fields(Mapping[str, Any]):
@@ -93,6 +96,9 @@ class Fields(Mapping[str, Any]):
             raise KeyError(name)
         return value
 
+    def __contains__(self, name: object) -> bool:
+        return getattr(self._fields, str(name), UNSET) is not UNSET
+
     def __iter__(self) -> Iterator[str]:
         return (name for name in KNOWN if getattr(self._fields, name) is not UNSET)
 
@@ -101,8 +107,10 @@ class Fields(Mapping[str, Any]):
 
     def ours(self) -> list[str]:
         """Return those of `OURS` that are there."""
-        fields = self._fields
-        return [name for name in OURS if getattr(fields, name) is not UNSET]
+        values = _ours(self._fields)
+        if values == _NONE_OF_OURS:
+            return []
+        return [name for name, value in zip(OURS, values, strict=True) if value is not UNSET]
 
     def raw(self, name: str) -> Any:
         """Return a field of `OPAQUE` as the body has it, a msgspec.Raw; None when it is not there."""

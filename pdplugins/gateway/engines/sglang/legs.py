@@ -130,7 +130,7 @@ class Legs:
         """
         call, response = work.call, None
         try:
-            async with backend.waits.within(self._first_token_s if call.stream else None) as wait:
+            with backend.waits.within(self._first_token_s if call.stream else None) as wait:
                 if aside is not None:
                     aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
@@ -151,7 +151,7 @@ class Legs:
         took_s: float | None = None
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
-            async with backend.waits.within(self._first_token_s):
+            with backend.waits.within(self._first_token_s):
                 reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
             took_s = monotonic() - work.arrived_s
             work.computed()

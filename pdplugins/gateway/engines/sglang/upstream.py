@@ -61,8 +61,9 @@ class Answer:
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
         self.response = response
-        self.stream = is_stream(response)
         self.content_type = response.content_type
+        self.stream = self.content_type.startswith("text/event-stream")
+        """Whether it comes event by event."""
         self.prefill_reply = b""
         """What the prefill worker answered, where there was another one and the client wants logprobs."""
         self.ended = not self.stream
@@ -205,12 +206,12 @@ class Upstream:
 
         What begins as a stream could not go on as a whole answer, should another worker have to take over.
         """
-        if is_stream(response) != call.stream:
-            raise WorkerFailedError(backend.id, f"an answer of the type {response.content_type[:80]!r}")
         single = call.one_answer
         counted = single and call.path == protocol.GENERATE
         silent = protocol.SILENT.get(call.path, ())
         answer = Answer(backend, response, rid, self._most_bytes, single=single, counted=counted, silent=silent)
+        if answer.stream != call.stream:
+            raise WorkerFailedError(backend.id, f"an answer of the type {answer.content_type[:80]!r}")
         await answer.begin()
         return answer
 
@@ -318,11 +319,6 @@ async def read_to_end(response: Response, most_bytes: int) -> bytes:
 def retry_after(header: str | None) -> float | None:
     """Read a ``Retry-After`` in seconds; None where there is none, or a date."""
     return min(float(header), LONGEST_WAIT_S) if header is not None and re.fullmatch(r"\d{1,9}", header) else None
-
-
-def is_stream(response: Response) -> bool:
-    """Tell whether an answer comes event by event."""
-    return response.content_type.startswith("text/event-stream")
 
 
 def raise_error(backend: Backend, data: bytes) -> int | None:

@@ -124,7 +124,7 @@ class Legs:
         client, ended = worker.clients[phase], False
         try:
             try:
-                async with worker.waits.within(self._settings.first_token_s):
+                with worker.waits.within(self._settings.first_token_s):
                     chunks = await client.direct(body, worker.instance, annotated=False, context=context)
             except TimeoutError:
                 raise self._silent(worker) from None
@@ -162,7 +162,7 @@ class Legs:
     async def _next(self, worker: DynamoWorker, chunks: AsyncIterator[Any], *, whole: bool) -> dict[str, Any] | None:
         """Return the next chunk within the time of a first token; None at the end. Raises as `next_of` does."""
         try:
-            async with worker.waits.within(self._settings.first_token_s):
+            with worker.waits.within(self._settings.first_token_s):
                 return await next_of(worker, chunks, whole=whole)
         except TimeoutError:
             raise self._silent(worker) from None
