@@ -18,7 +18,8 @@ LEAST_LENGTH = 8
 
 _known: set[str] = set()
 _NAMES = r"(?:api[-_]?key|password|passwd|auth[-_]token)"
-_VALUE = r"(?:(?P<quote>['\"])(?:\\.|(?!(?P=quote)).)*?(?P=quote)|['\"]?[^\s,;)}\]&'\"\\]+)"
+# Clients choose what is looked through. So a backslash fits in one way only, and what has fitted is not tried again.
+_VALUE = r"(?:(?P<quote>['\"])(?:\\.|(?!(?P=quote))[^\\\n])*+(?P=quote)|['\"]?[^\s,;)}\]&'\"\\]+)"
 _INSTEAD = rf"\g<name>\g<quote>{HIDDEN}\g<quote>"
 _PATTERNS = (
     (re.compile(r"\bpdp-[-\w]{20,}"), f"pdp-{HIDDEN}"),

@@ -114,3 +114,32 @@ def test_runs_of_dashes_take_no_longer_than_other_text() -> None:
     assert (
         redacted("sglang --api-key 0123456789 --admin-api-key=0123456789") == "sglang --api-key *** --admin-api-key=***"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "--",
+            "api_key=",
+            "api_key='",
+            "api_key=\"'",
+            "api_key='\\",
+            "bearer ",
+            "authorization=",
+            "authorization",
+            "://",
+            "pdp-",
+        ),
+        *("--api-key ", "--api-key '\\", "password: ", "password '", "a", " ", "\\", "'"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "api_key='", '--password "', "authorization: ", "bearer", "://", "pdp-"])
+def test_no_text_takes_long(before: str, text: str) -> None:
+    began = perf_counter()
+    redacted(before + text * (2**16 // len(text)))
+    assert perf_counter() - began < 5
+
+
+def test_a_backslash_before_a_quotation_mark_does_not_end_a_secret() -> None:
+    assert redacted(r"api_key='a\'b c' and the rest") == f"api_key='{HIDDEN}' and the rest"
