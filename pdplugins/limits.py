@@ -81,6 +81,8 @@ class GatewayConfig(BaseModel):
     max_name_chars: Count = Field(256, description="a request's `rid` or `model`")
     max_answer_mib: Count = Field(64, description="a whole answer of a worker, or one event of its stream")
 
+    max_answers_mib: Count = Field(1024, description="the whole answers of all requests in the gateway together")
+
     # --- retries
     retries: int = Field(3, ge=0, description="how often one request starts anew, or goes on elsewhere")
     retry_share: float = Field(0.1, ge=0, le=1, description="retries of all requests, as a share of the requests")

@@ -104,6 +104,7 @@ WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([*WORKER, "--admin-host", ""], "--admin-host: say which address"),
         ([*WORKER, "--port", "99999"], "pdplugins gateway: Invalid value for '--port'"),
         ([*WORKER, "--host", ""], "--host: say which address"),
         ([*WORKER, "--api-keys", "none"], "--api-keys none: No such file"),

@@ -136,8 +136,9 @@ def gateway(  # noqa: PLR0913 - one argument for each option
             "gateway: name SGLang servers with --worker URL, or start some with --launch MODEL, or find them with "
             "--discover SOURCE"
         )
-    if not host:
-        raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
+    for option, address in (("--host", host), ("--admin-host", admin_host)):
+        if not address:
+            raise ConfigError(f"{option}: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
     from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 

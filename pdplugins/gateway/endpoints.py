@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -21,7 +23,14 @@ from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients, too_many_connections
 from pdplugins.gateway.engine import Engine
-from pdplugins.gateway.errors import FULL, GatewayError, RefusedError, ShortageError, WorkerFailedError
+from pdplugins.gateway.errors import (
+    FULL,
+    AnswersTooLongError,
+    GatewayError,
+    RefusedError,
+    ShortageError,
+    WorkerFailedError,
+)
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.randomness import fresh_name
 from pdplugins.gateway.reading import TooLongError, content_type, read_whole
@@ -184,6 +193,9 @@ class Endpoints:
             call.terms = self.asking.terms(request.headers, call.asks)
             request[ACCOUNT] = account = Account(call.rid, call.model, call.stream)
             await self.serving.serve(call, reply, account)
+        except AnswersTooLongError:
+            self.serving.metrics.overload("answers")
+            raise
         except ShortageError as error:
             self.serving.metrics.fault("out_of_descriptors", error.why)
             raise
@@ -232,10 +244,13 @@ class Endpoints:
         """Return status, body and type of any worker's answer.
 
         A worker that does not answer, has too much to do or refuses our key is passed over. Raises GatewayError when
-        none is left.
+        none is left, or no time.
         """
         backends, settings = self.serving.backends, self.serving.settings
-        for view in backends.now_ready():
+        ready, ends_s = backends.now_ready(), monotonic() + settings.timeout_s
+        for view in random.sample(ready, len(ready)):  # else one that hangs would hold up every question
+            if monotonic() > ends_s:
+                break
             backend = backends.by_id[view.id]
             headers = {**self._forwarded(request), "Content-Type": JSON, **backend.key.headers}
             wait = self.admission.serving.within(settings.connect_s)
@@ -245,6 +260,8 @@ class Endpoints:
                 ) as answer:
                     kind = content_type(answer.headers.get("Content-Type", JSON))
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
+                    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                        continue
                     if answer.status == HTTPStatus.OK:
                         return answer.status, said, kind
                     ours = backend.key.refused(answer.status, headers)

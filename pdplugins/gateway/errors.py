@@ -114,5 +114,12 @@ class ShortageError(GatewayError):
         self.why = said(error)
 
 
+class AnswersTooLongError(GatewayError):
+    """There is no room for one more whole answer beside those that clients have not taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the answers to all requests together are too long", 1.0)
+
+
 class FlowRefusedError(GatewayError):
     """The flow policy refused a request, or the queue before the workers is full."""

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from pdplugins.gateway.errors import AnswersTooLongError
+
 UNKNOWN_TYPE = "application/octet-stream"
 
 
 class TooLongError(ValueError):
     """What comes is longer than it may be."""
+
+
+class Room:
+    """The bytes of the answers that are held at a time.
+
+    :param most: how many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, size: int) -> None:
+        """Take room, which `give` gives back. Raises AnswersTooLongError."""
+        if size > self._left:
+            raise AnswersTooLongError
+        self._left -= size
+
+    def give(self, size: int) -> None:
+        """Give room back."""
+        self._left += size
 
 
 def content_type(said: str) -> str:

@@ -12,7 +12,7 @@ from pdplugins.errors import ConfigError
 
 VARIABLE = "PDPLUGINS_PEERS"
 """Environment variable by which a process knows that it is one of several."""
-DIVIDED = ("max_connections", "max_requests", "max_waiting", "max_bodies_mib", "retry_reserve")
+DIVIDED = ("max_connections", "max_requests", "max_waiting", "max_bodies_mib", "max_answers_mib", "retry_reserve")
 """Limits of the section `gateway` that hold for all processes together."""
 SLOTS = "per_worker"
 """Setting of the flow policy ``fcfs``: requests in service for each worker, of all processes together."""
@@ -51,6 +51,7 @@ def part_of(config: Config, index: int, count: int) -> Config:
     if limits["max_bodies_mib"] < config.gateway.max_body_mib:
         least = count * config.gateway.max_body_mib
         raise ConfigError(f"--processes {count}: max_bodies_mib has no room for a body in each; raise it to {least}")
+    limits["max_answers_mib"] = max(limits["max_answers_mib"], config.gateway.max_answer_mib)
     update: dict[str, object] = {"gateway": config.gateway.model_copy(update=limits)}
     flow = config.flow
     if flow is not None and flow.name == "fcfs" and isinstance(slots := flow.settings.get(SLOTS), int):

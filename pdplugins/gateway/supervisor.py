@@ -47,7 +47,7 @@ class Supervisor:
         self._shares = [Share(index, count, self._folder, os.getpid(), key) for index in range(count)]
         self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
         self._pauses: dict[int, float] = {}
-        """By process that has once lived longer than `YOUNG_S`: the pause before it starts again."""
+        """By process that has once lived longer than `YOUNG_S`, or was killed: the pause before it starts again."""
         self._due: dict[int, float] = {}
         """By process that is to start again: when."""
         self._stops = False
@@ -78,7 +78,11 @@ class Supervisor:
             process.terminate()
 
     def _look(self, share: Share) -> None:
-        """Start a process again that has died, once its pause is over."""
+        """Start a process again that has died, once its pause is over.
+
+        One that ends by itself at its beginning was started wrongly, and all end. One that a signal has killed then, as
+        for want of memory, starts again as at any other time.
+        """
         index, now_s = share.index, time.monotonic()
         if index in self._due:
             if not self._stops and now_s >= self._due[index]:
@@ -91,12 +95,12 @@ class Supervisor:
             return
         del self._running[index]
         young = now_s - began_s < YOUNG_S
-        if self._stops or (young and index not in self._pauses):
+        if self._stops or (young and code >= 0 and index not in self._pauses):
             self._code = self._code or (code if code >= 0 else 128 - code)
             if not self._stops:
                 self._pass_on(signal.SIGTERM, None)
             return
-        pause_s = min(2 * self._pauses[index], MOST_AGAIN_S) if young else AGAIN_S
+        pause_s = min(2 * self._pauses[index], MOST_AGAIN_S) if young and index in self._pauses else AGAIN_S
         log.warning("process %d of %d died with code %d; it starts anew in %g s", index + 1, share.count, code, pause_s)
         self._pauses[index], self._due[index] = pause_s, now_s + pause_s
 

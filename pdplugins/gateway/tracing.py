@@ -7,6 +7,7 @@ OTEL_EXPORTER_OTLP_HEADERS and so on. Spans are sent from a thread of its own, a
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -20,11 +21,14 @@ import pdplugins
 from pdplugins import extras
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.account import Account, request_key
+from pdplugins.gateway.logs import Paced
 from pdplugins.processes.addresses import check_url
 
 SPAN = request_key("span", object)
 """Key of a request under which its span is."""
 SERVICE = "pdplugins-gateway"
+
+logging.getLogger("opentelemetry.trace.span").addFilter(Paced())  # it repeats headers of clients that it cannot read
 
 
 @dataclass(frozen=True)

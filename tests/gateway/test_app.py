@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from aiohttp import web
 
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway.app import Gateway
@@ -18,8 +19,8 @@ from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
 from pdplugins.gateway.replies import LONGEST_REFUSAL, SHOWN_OF_REFUSAL
 from pdplugins.types import Role
-from tests.gateway.fake import answer_of
-from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
+from tests.gateway.fake import FakeWorker, Rooms, answer_of
+from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, fast, over, stand
 
 
 def test_models_tokenizer_workers_health_and_metrics() -> None:
@@ -61,6 +62,28 @@ def test_a_question_goes_on_to_a_worker_that_can_answer_it(status: int) -> None:
                 assert (answer.status, (await answer.json())["error"]["type"]) == (503, "gateway_error")
 
     asyncio.run(run())
+
+
+def test_questions_have_the_time_of_a_request_and_begin_at_any_worker() -> None:
+    """Each worker has `connect_s` of it, and there may be many that hang."""
+    asked: list[int] = []
+
+    class Hung(FakeWorker):
+        async def _models(self, request: web.Request) -> web.Response:
+            asked.append(self.port)
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    async def run() -> None:
+        workers = [await Hung("unified", Rooms(), 9000 + index).start() for index in range(4)]
+        async with over(workers, settings=fast(connect_s=0.1, timeout_s=0.05)) as it:
+            for _ in range(12):
+                async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                    assert answer.status == 503
+
+    asyncio.run(run())
+    assert len(asked) == 12
+    assert len(set(asked)) > 1
 
 
 def test_a_refused_question_is_told_without_secrets() -> None:

@@ -122,6 +122,34 @@ def test_of_a_server_that_is_forgotten_no_connection_stays() -> None:
     asyncio.run(work())
 
 
+def test_a_trailer_that_does_not_end_is_a_fault_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the body before it was."""
+    monkeypatch.setattr(connections, "MOST_HEAD_BYTES", 2**12)
+
+    async def work() -> None:
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for _ in range(8):
+                writer.write(b"1000\r\n" + b"x" * 2**12 + b"\r\n")
+                await asyncio.sleep(0)
+            writer.write(b"0\r\nX-T: ")
+            while not reader.at_eof():
+                writer.write(b"x" * 2**10)
+                await writer.drain()
+                await asyncio.sleep(0)
+
+        async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKS)
+            await drip(reader, writer)
+
+        async with over(Peer(begin)) as post:
+            response = await post()
+            async with asyncio.timeout(20):
+                with pytest.raises(aiohttp.ClientPayloadError, match="a head or a trailer of more than 4096 bytes"):
+                    await read_whole(response.readany, 2**20)
+
+    asyncio.run(work())
+
+
 def test_requests_at_once_have_connections_of_their_own() -> None:
     async def work() -> None:
         both = asyncio.Barrier(2)

@@ -44,6 +44,7 @@ ACTS = {
     "max_prompts": "test_bodies::test_mistakes_of_a_client_are_told_in_openais_form",
     "max_name_chars": "test_names::test_a_name_that_would_go_back_is_short",
     "max_answer_mib": "test_odd_answers::test_a_whole_answer_has_a_limit",
+    "max_answers_mib": "test_odd_answers::test_whole_answers_have_a_limit_together_and_give_their_room_back",
     "retries": "test_faults::test_no_worker_left_is_an_error_within_the_deadline",
     "retry_share": "test_retries::test_the_budget_is_a_share_with_a_reserve",
     "retry_reserve": "test_retries::test_retries_of_full_workers_are_a_tenth_of_the_requests",

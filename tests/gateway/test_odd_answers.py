@@ -19,10 +19,11 @@ from pdplugins.gateway.engines.sglang.calls import Call, parse
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream, raise_error
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.reading import content_type
-from pdplugins.limits import GatewayConfig
+from pdplugins.gateway.reading import Room, content_type
+from pdplugins.limits import MIB, GatewayConfig
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
+from tests.gateway.sockets import message, sockets
 
 pytestmark = pytest.mark.moderate
 
@@ -147,6 +148,69 @@ def test_no_more_of_a_stream_is_kept_than_a_whole_answer_may_have(path: str, end
             assert it.faults["worker_failed"] == ends
             it.workers[0].endless = None
             assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+ERROR_500 = b'{"error":{"message":"no GPU","code":500}}'
+
+
+@pytest.mark.parametrize(
+    ("said", "headers"),
+    [
+        (b"<html>please log in</html>", {}),
+        (b'{"text": "', {}),
+        (b"\x1f\x8b\x08 compressed", {}),
+        (ERROR_500, {}),
+        (b'{"text":"x"}', {"Content-Encoding": "gzip"}),
+    ],
+)
+def test_a_whole_answer_that_is_none_is_asked_for_elsewhere(said: bytes, headers: dict[str, str]) -> None:
+    async def run() -> None:
+        async with stand("unified", "unified") as it:
+            router = it.route(Fixed())
+            router.first = router.second = 0
+            faults = it.workers[0].faults
+            faults.times, faults.status, faults.body, faults.headers = 1, 200, said, headers
+            status, answer = await it.post("/generate", ask())
+            assert (status, answer["output_ids"]) == (200, answer_of(PROMPT, 9))
+            assert it.faults["worker_failed"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_refusal_in_a_whole_answer_is_passed_on() -> None:
+    async def run() -> None:
+        async with stand("unified") as it:
+            faults = it.workers[0].faults
+            faults.times, faults.status = 1, 200
+            faults.body = b'{"error":{"message":"too long","code":400}}'
+            status, answer = await it.post("/generate", ask())
+            assert (status, answer["error"]["message"]) == (400, "too long")
+            assert it.faults["worker_failed"] == 0
+
+    asyncio.run(run())
+
+
+def test_whole_answers_have_a_limit_together_and_give_their_room_back() -> None:
+    """They take it until the client has taken them."""
+
+    async def run() -> None:
+        settings = patient(max_answers_mib=12, write_s=60)
+        async with stand("unified", settings=settings) as it, sockets(it.gateway.url) as connect:
+            room = it.gateway.engine.upstream._room
+            it.workers[0].padding = "x" * 2**20
+            reader, writer = await connect(4096)
+            writer.write(message())
+            assert await settled(lambda: room._left < 4 * MIB)
+            status, answer = await it.post("/generate", ask())
+            assert (status, answer["error"]["message"]) == (503, "the answers to all requests together are too long")
+            assert it.gateway.metrics._overloads.labels("answers")._value.get() == 1
+            while len(await reader.read(2**20)) and room._left < 12 * MIB:
+                pass
+            assert await settled(lambda: room._left == 12 * MIB)
+            assert (await it.post("/generate", ask()))[0] == 200
+            assert await settled(lambda: room._left == 12 * MIB)
 
     asyncio.run(run())
 
@@ -319,7 +383,7 @@ def test_a_stream_in_any_pieces_comes_as_whole_events(lines: list[bytes], data: 
     answer = Answer(backend, Pieces(pieces), "rid", 1000)  # type: ignore[arg-type]
 
     async def read() -> list[bytes]:
-        await answer.begin()
+        await answer.begin(Room(MIB))
         got = []
         with contextlib.suppress(WorkerFailedError):
             while piece := await answer.piece():
@@ -342,7 +406,7 @@ def test_a_first_token_has_no_time_since_the_one_before_it() -> None:
     answer = Answer(backend, Pieces([b"data: {}\n\n", b"data: {}\n\ndata: {}\n\n"]), "rid", 1000)  # type: ignore[arg-type]
 
     async def read() -> None:
-        await answer.begin()
+        await answer.begin(Room(MIB))
         await answer.piece()
         await asyncio.sleep(0.1)
         await answer.piece()
@@ -365,7 +429,7 @@ def test_events_of_several_tokens_count_as_they_say(counted: bool) -> None:
     answer = Answer(backend, Pieces([*said, b"data: [DONE]\n\n"]), "rid", 1000, counted=counted)  # type: ignore[arg-type]
 
     async def read() -> None:
-        await answer.begin()
+        await answer.begin(Room(MIB))
         while await answer.piece():
             pass
 

@@ -275,6 +275,26 @@ def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.moderate
 @pytest.mark.usefixtures("quick")
+def test_a_process_that_is_killed_at_its_beginning_ends_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for want of memory. It did not end by itself, so nothing says that it was started wrongly."""
+    body = "if index == 0 and len(noted.read_text()) == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)\n"
+    began = supervisor.Supervisor(script(tmp_path, body), 2)
+    look = began._look
+
+    def watched(share: Share) -> None:
+        look(share)
+        if (tmp_path / "0").exists() and len((tmp_path / "0").read_text()) == 2 and not began._stops:
+            began._pass_on(signal.SIGTERM, None)
+
+    monkeypatch.setattr(began, "_look", watched)
+    began.run()
+    assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["xx", "x"]
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
 def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here every death is a later one; after three starts of the first process the other one ends the test."""
     monkeypatch.setattr(supervisor, "YOUNG_S", 0.0)

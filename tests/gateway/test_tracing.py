@@ -73,6 +73,23 @@ def test_a_span_is_the_clients_child_and_the_workers_parent() -> None:
     asyncio.run(run())
 
 
+def test_headers_that_cannot_be_read_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    tracing, memory = kept()
+
+    async def run() -> None:
+        async with stand("unified", tracing=tracing) as it:
+            for _ in range(5):
+                headers = CLIENT | {"tracestate": "no pair " * 400}
+                async with it.client.post(it.gateway.url + "/generate", json=ask(), headers=headers) as answer:
+                    assert answer.status == 200
+
+    asyncio.run(run())
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")]
+    assert len(memory.get_finished_spans()) == 5
+    assert len(said) <= 1
+    assert all(len(line) < 300 for line in said)
+
+
 def test_a_request_that_fails_is_an_error_of_its_span_and_one_of_the_client_is_not() -> None:
     tracing, memory = kept()
 

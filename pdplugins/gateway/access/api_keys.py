@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import held, write_whole_bytes
+from pdplugins.files import held, read_limited, write_whole_bytes
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -92,10 +92,11 @@ class ApiKeys:
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys in a file. Raises ConfigError with one line."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+        raw = read_limited(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"--api-keys {path}: {error.strerror}; make it with 'pdplugins gateway-key'") from None
+    except ConfigError as error:  # nobody may write to a pipe, and the gateway would wait
+        raise ConfigError(f"--api-keys {path}: {error}") from None
     lines = [line.strip() for line in raw.decode(errors="replace").splitlines()]
     keys: dict[str, ApiKey] = {}
     for number, line in enumerate(lines, 1):
@@ -105,7 +106,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
             raise ConfigError(f"--api-keys {path}, line {number}: write NAME sha256:HEX, or let 'gateway-key' write it")
         rate = None if match["rate"] is None else float(match["rate"])
         keys[match["name"]] = ApiKey(match["name"], bytes.fromhex(match["hash"]), bool(match["admin"]), rate)
-    if len(keys) > MOST_KEYS or len(raw) > MOST_BYTES:
+    if len(keys) > MOST_KEYS:
         raise ConfigError(f"--api-keys {path}: more than {MOST_KEYS} keys; use a proxy that knows your users")
     return tuple(keys.values())
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from aiohttp import web
 
 from pdplugins.errors import ConfigError, one_line
+from pdplugins.files import read_limited
 from pdplugins.gateway.access.handshakes import Accepted, Handshakes
 from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.http import Handler
 
 BACKLOG = 1024
+MOST_BYTES = 2**20
+"""Of a file with certificates, or a key."""
 
 
 class ServerTls:
@@ -43,8 +46,10 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         try:
+            for path in (self._certificate, self._key):
+                read_limited(path, MOST_BYTES)  # OpenSSL would wait for whoever writes to a pipe
             context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ssl.SSLError, ConfigError) as error:
             raise ConfigError(
                 f"--tls-cert {self._certificate}, --tls-key {self._key}: {one_line(error)}; give a PEM certificate "
                 "chain and its key, without a password"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from functools import partial
@@ -157,6 +158,17 @@ KEY_LINES = st.sampled_from(
         b"\xff",
     ]
 )
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_at_once(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody may ever write to it, and the gateway would wait."""
+    key = new_key(keys, "alice", admin=False)
+    known = ApiKeys(keys)
+    keys.unlink()
+    os.mkfifo(keys)
+    known.reload()
+    assert "a pipe or a device; write it to a file first; the keys before hold" in caplog.text
+    assert known.find(f"Bearer {key}") is not None
 
 
 @pytest.mark.moderate

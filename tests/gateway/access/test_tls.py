@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -231,10 +232,13 @@ def test_wrong_files_of_tls_are_one_line(authority: Authority, certificate: tupl
     cert, key = certificate
     locked = authority.sign("locked", password="some-password")
     (empty := tmp_path / "empty").touch()
+    os.mkfifo(pipe := tmp_path / "pipe")
     pairs = [
         (cert, empty),
         (empty, key),
         (tmp_path / "none", key),
+        (pipe, key),
+        (cert, pipe),
         (cert, cert),
         (cert, authority.sign("other")[1]),
         locked,

@@ -23,7 +23,7 @@ from pdplugins.gateway.reading import content_type
 IDLE_S = 4.0
 """SGLang closes idle connections after 5 s."""
 MOST_HEAD_BYTES = 64 * 2**10
-"""Of the head of an answer, with those that only announce it."""
+"""Between two parts of a body: the head of an answer with those that only announce it, or a trailer."""
 MOST_UNREAD_BYTES = 128 * 2**10
 """Of an answer that nobody has read yet, before its connection waits."""
 FRAMES = frozenset({b"content-length", b"transfer-encoding"})
@@ -52,6 +52,7 @@ class Target:
         tls = authorities if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
         tail = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
+        tail += "Accept-Encoding: identity\r\n"
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
 
 
@@ -77,6 +78,13 @@ class Response:
     def content_type(self) -> str:
         """Its type; that of JSON where it has none."""
         return content_type(self.headers.get(b"content-type", b"application/json").decode("latin-1"))
+
+    @property
+    def encoded(self) -> bool:
+        """Whether its bytes are compressed, which nobody has asked for."""
+        headers = self.headers
+        transfer = headers.get(b"transfer-encoding", b"chunked").lower()
+        return transfer != b"chunked" or headers.get(b"content-encoding", b"identity").lower() != b"identity"
 
     @property
     def retry_after(self) -> str | None:
@@ -163,6 +171,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None
         """What is awaited, or read; None: nothing has been asked."""
         self._head_bytes = 0
+        """What has come since the last part of a body."""
         self._paused = False
         self._silence_s: float | None = None
         self._heard_s = inf
@@ -213,15 +222,14 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self._heard_s = self._loop.time()
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(aiohttp.ClientPayloadError(f"not HTTP: {error}"))
             return
-        if not response.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._fail(aiohttp.ClientPayloadError(f"a head of more than {MOST_HEAD_BYTES} bytes"))
+        if self._head_bytes > MOST_HEAD_BYTES and self._response is not None:
+            self._fail(aiohttp.ClientPayloadError(f"a head or a trailer of more than {MOST_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the connection, and so does an answer that does not tell where it ends."""
@@ -266,6 +274,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Pass on a part of the body."""
+        self._head_bytes = 0
         if self._response is not None and self._response.fed(data) and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()

@@ -23,7 +23,8 @@ DONE = b"data: [DONE]"
 DONE_EVENT = DONE + b"\n\n"
 EVENT_END = b"\n\n"
 EVENT_START = b"data: "
-ERROR_EVENT = b'data: {"error"'
+ERROR = b'{"error"'
+ERROR_EVENT = EVENT_START + ERROR
 ABORTED = b'"type":"abort"'
 MAX_ROOM = 2**63 - 1
 COMPLETIONS = "/v1/completions"
@@ -184,6 +185,11 @@ def generated(event: bytes) -> dict[str, Any] | None:
         if not isinstance(said.get("output_ids"), list | None) or not isinstance(said.get("text"), str | None):
             raise OddAnswerError("an answer with an odd text or odd token ids")
     return said
+
+
+def is_json(data: bytes) -> bool:
+    """Tell whether an answer begins and ends as an object or a list does: to parse it would take long."""
+    return data[:1] in (b"{", b"[") and data.rstrip()[-1:] in (b"}", b"]")
 
 
 def events(data: bytes) -> list[bytes]:

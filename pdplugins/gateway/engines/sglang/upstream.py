@@ -27,7 +27,7 @@ from pdplugins.gateway.errors import (
     said,
     shortage,
 )
-from pdplugins.gateway.reading import TooLongError, read_whole
+from pdplugins.gateway.reading import Room, TooLongError, read_whole
 from pdplugins.limits import MIB, GatewayConfig
 
 ABORT_S = 5.0
@@ -76,19 +76,28 @@ class Answer:
         self._single = single
         self._counted = counted
         self._silent = silent
+        self.held_bytes = 0
+        """Room that a whole answer takes until it has been written to the client."""
         self._first = b""
         self._rest = b""
         self._last_s: float | None = None
         """When the last tokens came."""
 
-    async def begin(self) -> None:
-        """Wait for its beginning: the first events, or all of it. Raises WorkerFailedError."""
+    async def begin(self, room: Room) -> None:
+        """Wait for its beginning: the first events, or all of it. Raises WorkerFailedError or RefusedError.
+
+        :param room: for whole answers. Raises AnswersTooLongError where there is none.
+        """
         if self.stream:
             self._first = await self._events("the stream ended before the first token")
-        else:
-            self._first = await read_all(self.backend, self.response, self.most_bytes)
-            if not self._first:
-                raise WorkerFailedError(self.backend.id, "an empty answer")
+            return
+        self._first = data = await read_all(self.backend, self.response, self.most_bytes, room)
+        if not protocol.is_json(data):
+            raise WorkerFailedError(self.backend.id, "an answer that is no JSON" if data else "an empty answer")
+        if data.startswith(protocol.ERROR):
+            refuse(self.backend, protocol.EVENT_START + data)
+        room.take(len(data))
+        self.held_bytes = len(data)
 
     async def piece(self) -> bytes:
         """Return the next whole events, or the whole answer; nothing at the end.
@@ -175,6 +184,7 @@ class Upstream:
         self._connections = Connections(settings.connect_s, tls)
         self._most_bytes = settings.max_answer_mib * MIB
         self._settings = settings
+        self._room = Room(settings.max_answers_mib * MIB)
         self._background: set[asyncio.Task[Any]] = set()
 
     async def post(
@@ -199,6 +209,9 @@ class Upstream:
         if response.status != HTTPStatus.OK:  # a redirect, or an answer without a body
             response.close()
             raise WorkerFailedError(backend.id, f"status {response.status}")
+        if response.encoded:
+            response.close()
+            raise WorkerFailedError(backend.id, "an answer that is compressed")
         return response
 
     async def begin(self, backend: Backend, response: Response, rid: str, call: Call) -> Answer:
@@ -212,19 +225,18 @@ class Upstream:
         answer = Answer(backend, response, rid, self._most_bytes, single=single, counted=counted, silent=silent)
         if answer.stream != call.stream:
             raise WorkerFailedError(backend.id, f"an answer of the type {answer.content_type[:80]!r}")
-        await answer.begin()
+        await answer.begin(self._room)
         return answer
 
     async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, body, headers, stream=True)
-        data = await read_all(backend, response, self._most_bytes)
-        if (status := raise_error(backend, data)) is not None:
-            raise RefusedError(status, protocol.refusal(data), "application/json")
+        data = await read_all(backend, response, self._most_bytes, self._room)
+        refuse(backend, data)
         return data
 
     async def _refused(self, backend: Backend, response: Response) -> None:
-        body = await read_all(backend, response, self._most_bytes)
+        body = await read_all(backend, response, self._most_bytes, self._room)
         if response.status in FULL:
             raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
@@ -234,6 +246,7 @@ class Upstream:
 
     def end(self, answer: Answer) -> None:
         """Finish with an answer; one that has not come to its end is aborted."""
+        self._room.give(answer.held_bytes)
         if answer.ended:
             if not answer.response.ended:  # the client has all of it, and waits for nothing
                 self.background(answer.rest())
@@ -252,7 +265,7 @@ class Upstream:
             async with asyncio.timeout(ABORT_S):
                 body, headers = protocol.dumps({"rid": rid}), backend.key.admin_headers
                 response = await self._connections.post(backend.url, protocol.ABORT, body, headers, ABORT_S)
-                await read_to_end(response, MIB)
+                await read_to_end(response, MIB, self._room)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; `settle` waits for it."""
@@ -285,7 +298,7 @@ class Upstream:
     async def ask(self, backend: Backend, path: str, data: Any) -> bytes:
         """Post JSON and return what comes back. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, protocol.dumps(data), {}, stream=True)
-        return await read_all(backend, response, self._most_bytes)
+        return await read_all(backend, response, self._most_bytes, self._room)
 
 
 async def read(backend: Backend, response: Response) -> bytes:
@@ -297,28 +310,45 @@ async def read(backend: Backend, response: Response) -> bytes:
         raise WorkerFailedError(backend.id, said(error)) from error
 
 
-async def read_all(backend: Backend, response: Response, most_bytes: int) -> bytes:
-    """Return the whole answer. Raises WorkerFailedError."""
+async def read_all(backend: Backend, response: Response, most_bytes: int, room: Room) -> bytes:
+    """Return the whole answer. Raises WorkerFailedError, or AnswersTooLongError."""
     if data := response.all_of_it(most_bytes):  # as it mostly is: its head and its body come together
         return data
     try:
-        return await read_to_end(response, most_bytes)
+        return await read_to_end(response, most_bytes, room)
     except (*FAILURES, TooLongError) as error:
         raise WorkerFailedError(backend.id, said(error)) from error
 
 
-async def read_to_end(response: Response, most_bytes: int) -> bytes:
-    """Return the whole answer, or give it up."""
+async def read_to_end(response: Response, most_bytes: int, room: Room) -> bytes:
+    """Return the whole answer, or give it up. It takes room while it comes."""
+    taken = 0
+
+    async def more() -> bytes:
+        nonlocal taken
+        part = await response.readany()
+        room.take(len(part))
+        taken += len(part)
+        return part
+
     try:
-        return await read_whole(response.readany, most_bytes)
+        return await read_whole(more, most_bytes)
     except BaseException:
         response.close()
         raise
+    finally:
+        room.give(taken)
 
 
 def retry_after(header: str | None) -> float | None:
     """Read a ``Retry-After`` in seconds; None where there is none, or a date."""
     return min(float(header), LONGEST_WAIT_S) if header is not None and re.fullmatch(r"\d{1,9}", header) else None
+
+
+def refuse(backend: Backend, data: bytes) -> None:
+    """Raise RefusedError or WorkerFailedError for an error that `data` tells."""
+    if (status := raise_error(backend, data)) is not None:
+        raise RefusedError(status, protocol.refusal(data), "application/json")
 
 
 def raise_error(backend: Backend, data: bytes) -> int | None:
