@@ -14,9 +14,11 @@ setup: $(VENV)/.installed  ## Create .venv and install pdplugins, Dynamo and the
 # A change of the kernel compiles it again: hatch_build.py.
 KERNEL := $(wildcard pdplugins/sim/core/*.py)
 
+NO_VENV = { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
+
 $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing; install Python 3.11 (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || $(NO_VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	@command -v npm >/dev/null && npm ci --silent --prefix tests/report || echo "make: without npm the pages are not tested in a browser"
@@ -82,10 +84,14 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 docs: setup  ## Build the documentation as a site in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-wheels: setup  ## Build pdplugins and pdplugins-slim into dist/
-	rm -rf dist
-	$(BIN)/python -m hatchling build -t wheel -d dist
-	$(BIN)/python tools/slim_wheel.py dist/pdplugins-*.whl
+# With an environment of its own: .venv may be an operator's installation, into which `setup` would put the development tools.
+WHEELS_VENV := build/wheels
+
+wheels:  ## Build pdplugins and pdplugins-slim into dist/
+	rm -rf dist $(WHEELS_VENV)
+	@$(PYTHON) -m venv $(WHEELS_VENV) || $(NO_VENV)
+	$(WHEELS_VENV)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(WHEELS_VENV)/bin/python tools/slim_wheel.py dist/pdplugins-*.whl
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"

@@ -110,6 +110,15 @@ def test_the_slim_wheel_has_the_same_files_and_needs_no_host(checkout: Path, tmp
     assert (target / "pdplugins_slim-0.1.0.dist-info/METADATA").is_file()
 
 
+def test_wheels_are_built_beside_an_installation_and_not_with_it() -> None:
+    """An operator's .venv stays as it is."""
+    make = ["make", "--dry-run", "--always-make", "wheels"]
+    said = subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "slim_wheel.py dist/pdplugins-" in said
+    assert "--editable" not in said
+    assert ".venv" not in said
+
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
