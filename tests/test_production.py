@@ -12,6 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,33 @@ def test_the_image_is_built_from_what_make_wheels_writes() -> None:
     assert set(re.findall(r"^COPY (\S+)", text, re.MULTILINE)) == {"dist/pdplugins_slim-*.whl"}
     assert "dist" in (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nwheels:")[2].partition("\n\n")[0]
     assert parse({"router": "least-loaded"}).router is not None
+
+
+def printed(command: str) -> list[list[str]]:
+    """Return the words of each line of the page that begins with `command`, with its continued lines."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line.replace("$REGISTRY", "REGISTRY")) for line in lines if line.startswith(command)]
+
+
+def test_the_chart_installs_the_images_that_the_page_builds() -> None:
+    """The images are there before the chart that names them, under the names that it has for them."""
+    values = yaml.safe_load((DEPLOY / "helm/pdplugins/values.yaml").read_text(encoding="utf-8"))
+    sections = {section: values[section] for section in ("gateway", "workers", "graph")}
+    every = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    ours = {path: value for path, value in every.items() if str(value).startswith("REGISTRY/")}
+    built = {words[words.index("-t") + 1] for words in printed("docker build")}
+    assert built == {words[2] for words in printed("docker push")} == set(ours.values())
+    installed: dict[str, str] = {}
+    for words in printed("helm install"):
+        settings = [after for word, after in pairwise(words) if word == "--set"]
+        installed |= dict(setting.split("=", 1) for setting in settings)
+    assert ours.items() <= installed.items()
+    assert set(installed) <= set(every)
+    assert [path for path in installed if f"`{path}`" not in PAGE] == []
+    assert PAGE.index("docker build") < PAGE.index("docker push") < PAGE.index("helm install")
+
+
+def test_a_secret_is_made_before_the_chart_names_it() -> None:
+    (made,) = printed("kubectl create secret")
+    assert f"workers.envSecret={made[4]}" in " ".join(word for words in printed("helm install") for word in words)
