@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,8 +166,8 @@ def _run(application: typer.Typer, name: str) -> None:
         _fail(name, error)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except MemoryError:
-        _fail(name, "not enough memory for this; a shorter trace (--clip-s, --max-requests) needs less")
+    except (MemoryError, BrokenExecutor) as error:
+        _fail(name, _too_little_memory(error))
     except ModuleNotFoundError as error:
         if (advice := extras.advice(error.name or "")) is None:
             raise
@@ -177,6 +178,13 @@ def _run(application: typer.Typer, name: str) -> None:
         if not hasattr(error, "format_message"):
             raise
         _misused(error, name)
+
+
+def _too_little_memory(error: MemoryError | BrokenExecutor) -> str:
+    shorter = "a shorter trace (--clip-s, --max-requests) needs less"
+    if isinstance(error, MemoryError):
+        return f"not enough memory for this; {shorter}"
+    return f"a process of it was killed, perhaps for want of memory; fewer --jobs or {shorter}"
 
 
 def _check_text(words: Sequence[str]) -> None:

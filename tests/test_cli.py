@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import typer
 import yaml
 
 from pdplugins import __version__, cli
+from pdplugins.sim.run import compare
 
 pytestmark = pytest.mark.moderate
 PROFILES = Path(__file__).parents[1] / "profiles"
@@ -393,6 +395,25 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
         cli._run(cli.app, "pdplugins")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("pdplugins: not enough memory for this; a shorter trace")
+
+
+def test_a_run_whose_process_is_killed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(compare, "run_one", killed)
+    words = ["compare", "dopd", "arrow", "--trace", "demo", "--clip-s", "2", "--jobs", "2"]
+    monkeypatch.setattr(sys, "argv", ["pdplugins", *words])
+    monkeypatch.setattr(cli, "app", typer.Typer(**cli._SETTINGS))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "pdplugins: a process of it was killed, perhaps for want of memory; fewer --jobs or a shorter trace "
+        "(--clip-s, --max-requests) needs less\n"
+    )
 
 
 @pytest.mark.parametrize("where", ["default_registry", "prepare"])
