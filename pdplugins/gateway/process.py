@@ -30,6 +30,7 @@ from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.share import Share
 from pdplugins.gateway.supervisor import take_reloads
 from pdplugins.gateway.tracing import build_tracing
+from pdplugins.gateway.watchers import keep
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
@@ -157,7 +158,7 @@ async def _begin(
         await servers.start(Console(highlight=False))
         await gateway.look()
         by_url = {backend.url: backend for backend in gateway.backends.all}
-        watch = asyncio.create_task(servers.watch(lambda url: by_url[url].alive))
+        watch = asyncio.create_task(keep(lambda: servers.watch(lambda url: by_url[url].alive), gateway.metrics))
         stack.callback(watch.cancel)
 
 

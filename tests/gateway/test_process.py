@@ -8,17 +8,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from pdplugins.gateway import process
 from pdplugins.gateway.access.api_keys import new_key
+from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.engines.sglang.servers import Servers
 from pdplugins.processes.ending import HUNG
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
-from tests.gateway.rig import PROMPT, ask
+from tests.gateway.rig import PROMPT, ask, config
 from tests.gateway.sockets import head, message, sockets
 from tests.sockets import beyond_this_machine, listening
 
@@ -46,6 +50,31 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
             async with client.post(gateway.url + "/generate", json=ask()) as answer:
                 assert (await answer.json())["output_ids"] == answer_of(PROMPT, 9)
             assert (await gateway.end())[0] == 0
+
+    asyncio.run(run())
+
+
+def test_the_watch_over_started_servers_is_counted_and_starts_anew_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdplugins.gateway.watchers.AGAIN_S", 0.0)
+    watches = 0
+
+    class Started:
+        async def start(self, _: object) -> None: ...
+        async def stop(self, _: float) -> None: ...
+
+        async def watch(self, _: object) -> None:
+            nonlocal watches
+            watches += 1
+            raise ProcessLookupError
+
+    async def run() -> None:
+        gateway = Gateway(config(), [])
+        async with AsyncExitStack() as stack:
+            await process._begin(stack, gateway, cast(Servers, Started()), process.Ending(1.0), "127.0.0.1", 0)
+            assert await settled(lambda: watches >= 3)
+            assert gateway.metrics.faults["gateway_error"] >= 2
 
     asyncio.run(run())
 
