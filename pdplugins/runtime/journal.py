@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,13 +119,21 @@ class StandardJournal:
         return self._tallies[kind].decisions
 
     def begin(self, config: Config, deployment: Deployment) -> None:
-        """Begin another run in the log: the policies have been built anew from `config`."""
+        """Begin another run in the log: the policies have been built anew from `config`.
+
+        Only the power daemon builds anew, so what cannot be written counts as a fault of its kind.
+        """
         if self._log is None:
+            return
+        try:
+            self._log.begin(_with_defaults(config, None), deployment)
+        except OSError as error:  # a full disk; the run begins in the log with its next decision
+            self._unwritten(Kind.POWER, error)
+        except Exception as error:  # an odd object in the settings; the log goes on with the run before
+            self._unwritten(Kind.POWER, error)
             return
         for tally in self._tallies.values():
             tally.decisions = 0
-        with suppress(Exception):  # a full disk, or an odd object in the settings; the policies go on all the same
-            self._log.begin(_with_defaults(config, None), deployment)
 
     def close(self) -> None:
         """Close the decision log."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.config import Config
+from pdplugins.config import Choice, Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog
@@ -227,6 +227,20 @@ def test_an_object_that_cannot_be_written_is_a_fault_and_nothing_raises(
     assert sum(writing.faults.values()) == 2
     assert kept() == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_another_run_that_cannot_be_written_is_a_fault_and_the_run_before_goes_on(
+    journal: Open, deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its decisions keep their numbers, so that none seems to be missing."""
+    writing, kept = journal()
+    for reason in ("a", "b"):
+        writing.decided(Decision(Kind.POWER, PowerPlan({0: 400.0}, reason=reason)), {"gpus": (), "view": VIEW})
+    writing.begin(Config(planner=Choice(name="no-such-planner")), deployment)
+    writing.decided(Decision(Kind.POWER, PowerPlan({0: 400.0}, reason="c")), {"gpus": (), "view": VIEW})
+    assert writing.faults[Kind.POWER, Fault.DECISION_LOG] == 1
+    assert "decision log not written" in caplog.text
+    assert [entry.number for entry in kept()] == [1, 2, 3]
 
 
 def test_without_a_log_only_planners_and_power_are_handed_over() -> None:
