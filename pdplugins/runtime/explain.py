@@ -72,7 +72,7 @@ def missing(run: Run, choose: Choose) -> Iterator[str]:
         return
     chosen = [entry for entry in run.entries if not choose.kinds or entry.kind in choose.kinds]
     ids = list(dict.fromkeys(name for entry in chosen for name in _requests_of(entry)))
-    others = {str(entry.kind) for entry in run.entries if choose.request in _requests_of(entry)}
+    others = {str(entry.kind) for entry in run.entries if cut(choose.request) in _requests_of(entry)}
     kept = DecisionLogConfig.model_validate(run.header["config"].get("decision_log", {}))
     intro = f"nothing here about request {choose.request}: "
     if others:

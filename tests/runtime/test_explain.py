@@ -33,6 +33,7 @@ from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import build_policies
 from pdplugins.runtime.power import SafePowerController
+from pdplugins.runtime.records import cut
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.types import (
     BatchPlan,
@@ -260,6 +261,14 @@ def test_why_a_request_has_no_line_is_said(mixed: Path, log: Path, tmp_path: Pat
     (run,) = json.loads(cli(str(sampled), "--request", "r9", "--json")[1])
     assert run["missing"] in said
     assert "missing" not in json.loads(cli(str(sampled), "--json")[1])[0]
+
+
+def test_a_request_with_a_long_name_is_found_under_another_kind(mixed: Path, tmp_path: Path) -> None:
+    """The log keeps the beginning of such a name."""
+    name, long = "n" * 200, tmp_path / "long.jsonl"
+    long.write_text(mixed.read_text().replace('"r8"', json.dumps(cut(name))))
+    said = cli(str(long), "--request", name, "--kind", "router")[1]
+    assert "it was decided about by flow; leave out --kind" in said
 
 
 def test_json_holds_all_kinds(mixed: Path) -> None:
