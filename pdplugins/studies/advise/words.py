@@ -102,7 +102,8 @@ def fewest(advice: Advice) -> list[str]:
             need[system] = min(need.get(system, float("inf")), score.gpus)
     if not need:
         return []
-    parts = [f"{name} {gpus:.1f}".replace(".0", "") for name, gpus in sorted(need.items(), key=lambda item: item[1])]
+    ranked = sorted(need.items(), key=lambda item: item[1])
+    parts = [f"{name} {f'{gpus:.1f}'.removesuffix('.0')}" for name, gpus in ranked]
     never = [name for name in advice.names() if name not in need]
     where = ""
     if len(advice.traffic.requests) > SECOND:  # all of it may have longer bursts: who needs more there is not known

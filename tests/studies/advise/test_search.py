@@ -188,6 +188,12 @@ def test_no_system_is_said_to_attain_the_target_with_less_than_what_is_advised(l
     assert fewest(replace(light, target=1.1)) == []
 
 
+def test_a_version_in_the_name_of_a_system_stays_whole(light: Advice) -> None:
+    named = replace(light.best, candidate=replace(light.best.candidate, system="policy-1.0"))
+    said = fewest(replace(light, best=named, other=named, tried=(), finalists=(named,)))
+    assert said == ["Fewest GPUs for 95 %: policy-1.0 2"]
+
+
 def test_nothing_runs_twice_and_what_is_hopeless_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[tuple[str, str, int], str]] = []
     scores: dict[str, list[Score]] = defaultdict(list)
