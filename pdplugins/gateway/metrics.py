@@ -89,7 +89,7 @@ class GatewayMetrics:
         self.faults: Counter[str] = Counter()
 
     def fault(self, kind: str, why: object, error: BaseException | None = None) -> None:
-        """Count one fault; log the first of its kind, with its traceback, and then one in a thousand."""
+        """Count one fault; log the first of its kind and then one in a thousand, with the traceback of `error`."""
         self.count(kind)
         if self.faults[kind] % LOG_EVERY == 1:
             log.warning("%s (%d so far): %s", kind, self.faults[kind], one_line(why), exc_info=error)
