@@ -1,6 +1,6 @@
 """Runs that are kept, the choice of settings, and the search for the highest rate.
 
-A run is kept in ``results/.cells/fusion.jsonl`` under a hash of its config, its traffic and the code that it runs. A
+A run is kept in ``results/.cells/fusion.jsonl`` under a hash of its config, its requests and the code that it runs. A
 script that was stopped goes on where it was, and a change of one policy repeats the runs of that policy alone.
 """
 
@@ -92,11 +92,19 @@ class Memory:
 
 
 @cache
-def code(parts: tuple[str, ...]) -> str:
-    """Return one fingerprint of the simulator, the traffic and some policies."""
+def code(parts: tuple[str, ...], profile: str) -> str:
+    """Return one fingerprint of the simulator, the traffic, some policies, a profile, and what is computed of a run."""
     simulated = ("contracts", "perf", "runtime", "simulator", "workloads")
     files = {path for part in (*simulated, *parts) for path in manifest.files_of(part)}
-    return fingerprint.of({*files, Path(__file__).with_name("cells.py")}, manifest.ROOT)
+    here = {Path(__file__).with_name(name) for name in ("cells.py", "search.py", "stale.py")}
+    return fingerprint.of(
+        {*files, *here, manifest.HERE / "measure.py", manifest.ROOT / "profiles" / f"{profile}.json"}, manifest.ROOT
+    )
+
+
+def digest(trace: Trace) -> str:
+    """Return one fingerprint of the requests: the files that they come from may be others."""
+    return hashlib.sha256(repr(trace).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -112,12 +120,10 @@ class Trial:
     def at(self, rate: float, seed: int) -> Run:
         """Return the run at a rate."""
         rate = float(f"{rate:.6g}")
-        key = [self.config, code(self.policies), self.cell.name, rate, self.duration_s, seed]
-        return Run(*self.memory.of(key, lambda: self._run(rate, seed)))
-
-    def _run(self, rate: float, seed: int) -> Run:
-        cell, duration_s = self.cell, self.duration_s
-        return measured(self.config, cell.traffic(rate, duration_s, seed), (cell.settles_s(), duration_s))
+        trace = self.cell.traffic(rate, self.duration_s, seed)
+        window_s = (self.cell.settles_s(), self.duration_s)
+        key = [self.config, code(self.policies, self.cell.on.profile), digest(trace), window_s]
+        return Run(*self.memory.of(key, lambda: measured(self.config, trace, window_s)))
 
     def reaches(self, rate: float, seed: int) -> bool:
         """Tell whether it serves this rate."""
@@ -241,8 +247,8 @@ def bounds(cell: Cell, capacity: float, seed: int, memory: Memory) -> list[float
     config, duration_s = cell.config(), cell.lasts_s(capacity)
 
     def at(rate: float) -> float:
-        key = ["bound", config, code(("bound",)), cell.name, rate, duration_s, seed]
         trace = cell.traffic(rate, duration_s, seed)
+        key = ["bound", config, code(("bound",), cell.on.profile), digest(trace)]
         return memory.of(key, lambda: [bound_of(parse(config), trace).slo_attainment])[0]
 
     return [] if cell.sessions else [at(float(f"{share * capacity:.6g}")) for share in BELOW]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fusion"))
 import ablation
 import cells
 import few
+import fingerprint
 import manifest
 import matrix
 import pictures
@@ -89,7 +90,7 @@ def test_every_setting_of_every_system_has_the_same_gpus_and_slos(folder: Path) 
 
 
 def test_every_system_names_code_that_is_declared(folder: Path) -> None:
-    prints = [search.code(search.policies(system)) for system in systems.systems(cell(folder))]
+    prints = [search.code(search.policies(system), "h100/llama-3.1-8b") for system in systems.systems(cell(folder))]
     assert len(set(prints)) >= 6, "a change of one policy leaves the runs of the others"
 
 
@@ -136,6 +137,42 @@ def test_runs_that_were_made_are_remembered_when_the_script_was_stopped(tmp_path
     assert again.of(["a", 1.5], lambda: pytest.fail("made twice")) == [0.25, 3.0]
     with pytest.raises(search.OutOfTimeError):
         again.of(["a", 1.6], lambda: [0.0])
+
+
+def test_a_run_of_other_requests_is_another_run(folder: Path, tmp_path: Path) -> None:
+    """The files of a trace may be others, under the same names."""
+    other = tmp_path / "other"
+    other.mkdir()
+    name = cells.FILES["conversation"][0]
+    head, *lines = (folder / name).read_text().splitlines()
+    times, lengths = zip(*(line.split(",", 1) for line in lines), strict=True)
+    turned = [f"{at},{length}" for at, length in zip(times, reversed(lengths), strict=True)]
+    (other / name).write_text("\n".join([head, *turned, ""]))
+    keys: list[object] = []
+
+    class Noted(search.Memory):
+        def of(self, key: object, compute: object) -> list[float]:
+            keys.append(key)
+            return [1.0] * 6
+
+    for one in (folder, folder, other):
+        search.Trial(cell(one), {"router": "arrow"}, 10.0, Noted()).at(5.0, 0)
+        search.bounds(cell(one), 5.0, 0, Noted())
+    assert keys[:2] == keys[2:4]
+    assert keys[4] not in keys[:4]
+    assert keys[5] not in keys[:4]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["fusion/search.py", "fusion/cells.py", "fusion/stale.py", "measure.py", "../profiles/h100/llama-3.1-70b-fp8.json"],
+)
+def test_what_computes_a_run_is_in_its_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_file, changed = fingerprint.of_file, (manifest.HERE / path).resolve()
+    profile = cells.HARDWARE["h100"].profile
+    before = search.code.__wrapped__(("stock",), profile)
+    monkeypatch.setattr(fingerprint, "of_file", lambda one: "new" if one.resolve() == changed else of_file(one))
+    assert search.code.__wrapped__(("stock",), profile) != before
 
 
 def found(fusion: list[float], other: list[float], highest: tuple[float, float], folder: Path) -> tables.Found:
