@@ -29,6 +29,7 @@ from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.registry import default_registry
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.studies.advise.kubernetes import manifest
+from pdplugins.workloads import traces
 from tools import metrics_page
 
 ROOT = Path(__file__).parents[1]
@@ -299,6 +300,31 @@ def test_the_chart_installs_the_images_that_the_page_builds() -> None:
     assert set(installed) <= set(every)
     assert [path for path in installed if f"`{path}`" not in PAGE] == []
     assert PAGE.index("docker build") < PAGE.index("docker push") < PAGE.index("helm install")
+
+
+def ended(second: int, **other: Any) -> dict[str, Any]:
+    """What a trace needs of a line of the gateway's access log."""
+    line = {"at": f"2026-01-31T12:00:0{second}.250+00:00", "status": 200, "took_s": 1.0}
+    return {**line, "prompt_tokens": 512, "output_tokens": 64, **other}
+
+
+def test_a_trace_is_made_of_what_the_gateway_and_dynamo_write(tmp_path: Path) -> None:
+    program = tool("jq", "jq")
+    came = [ended(1), ended(3)]
+    gone = [ended(2, status=499), ended(2, output_tokens=0), {"at": ended(2)["at"], "status": 200, "took_s": 0.0}]
+    said = ["gateway on http://127.0.0.1:8000", *map(json.dumps, [*came, *gone])]
+    recorded = (ROOT / "tests/data/dynamo-request-trace.jsonl").read_text(encoding="utf-8")
+    kept = recorded, recorded.replace("743226", "745226"), recorded.replace("request_end", "tool_start")
+    files = {"gateway.log": "\n".join(said), "dynamo.jsonl": "".join(kept)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = {}
+    for words in printed("jq"):
+        *command, log, _, trace = words
+        done = subprocess.run([program, *command[1:], log], cwd=tmp_path, check=True, capture_output=True, text=True)
+        (tmp_path / trace).write_text(done.stdout)
+        found[log] = [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in traces.read(tmp_path / trace)]
+    assert found == {"gateway.log": [(0.0, 512, 64), (2.0, 512, 64)], "dynamo.jsonl": [(0.0, 32, 1), (2.0, 32, 1)]}
 
 
 def test_a_secret_is_made_before_the_chart_names_it() -> None:

@@ -36,6 +36,8 @@ OSL = ("osl_tokens", "output_tokens", "completion_tokens", "output_length")
 TTFT = {"ttft_s": 1.0, "ttft_ms": 1e-3}
 ITL = {"itl_s": 1.0, "tpot_s": 1.0, "avg_itl_ms": 1e-3, "itl_ms": 1e-3, "tpot_ms": 1e-3}
 DYNAMO = "dynamo.request.trace.v1"
+GATEWAY = {"at", "took_s"}
+"""What tells a line of our gateway (`pdplugins.gateway.account`): when a request ended, and how long it took."""
 MOST_LINES = 1_000_000
 LONGEST = 2**20
 """Characters of the longest line."""
@@ -130,7 +132,8 @@ def _lines(path: Path) -> Iterator[Line]:
         if not isinstance(row, dict):
             raise TraceError(
                 f"{path}: line {number}: {one_line(text, 40)!r} is no JSON object. A log as text, such as that of "
-                "'pdplugins gateway --access-log', lacks the fields isl_tokens and osl_tokens, the lengths"
+                "'pdplugins gateway --access-log', lacks the fields isl_tokens and osl_tokens, the lengths; with "
+                "--set access_log_json=true it writes JSON, of which keep the lines that begin with {"
             )
         if (fields := _fields(path, number, row)) is not None and (line := _line(path, number, fields)) is not None:
             yield line
@@ -158,6 +161,11 @@ def _fields(path: Path, number: int, row: dict[str, Any]) -> dict[str, Any] | No
             raise rows.malformed(path, number, "request", request, "an object")
         replay = request.get("replay")
         row = {**(replay if isinstance(replay, dict) else {}), **request}
+    elif row.keys() >= GATEWAY:
+        if "prompt_tokens" not in row:  # the gateway answered by itself, as it does for /health
+            return None
+        took_s = rows.real(path, number, "took_s", row["took_s"])
+        row = {**row, "time": _moment_s(path, number, "at", row["at"]) - took_s}
     return None if _failed(row.get("status")) or row.get("error") else row
 
 
@@ -189,11 +197,7 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
     for name, unit in TIME.items():
         value = row.get(name)
         if isinstance(value, str):
-            try:
-                moment = datetime.fromisoformat(value)
-            except ValueError:
-                raise rows.malformed(path, number, name, value, "a time in ISO 8601") from None
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            return _moment_s(path, number, name, value)
         if value is not None:
             found = rows.real(path, number, name, value)
             if name == "timestamp" and "input_length" in row and not EARLIEST_S <= found <= LATEST_S:
@@ -205,6 +209,14 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
                 raise rows.malformed(path, number, name, value, "Unix milliseconds; a field of seconds is called time")
             return unit * found
     raise TraceError(f"{path}: line {number}: field time is missing (or {', '.join(list(TIME)[1:])})")
+
+
+def _moment_s(path: Path, number: int, name: str, value: object) -> float:
+    try:
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
+        raise rows.malformed(path, number, name, value, "a time in ISO 8601") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _seconds(path: Path, number: int, row: Mapping[str, Any], names: Mapping[str, float]) -> float | None:

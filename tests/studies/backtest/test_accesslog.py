@@ -5,15 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from aiohttp import test_utils, web
 from typer.testing import CliRunner
 
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import TraceError
+from pdplugins.gateway import account
+from pdplugins.gateway.account import ACCOUNT, Account, JsonAccessLogger
 from pdplugins.studies.backtest.accesslog import read
 from pdplugins.studies.commands import pd_register_commands
 
@@ -62,11 +67,7 @@ def test_every_format_gives_the_same_traffic(tmp_path: Path, line: Any, name: st
     assert found.duration_s == 5.0
 
 
-RECORDED = (
-    '{"timestamp":7143,"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end","event_time_unix_ms":1795389743'
-    '286,"request":{"request_id":"f3f28953","output_tokens":1,"request_received_ms":1795389743226,"replay":{"trace_block_size"'
-    ':64,"input_length":32,"input_sequence_hashes":[13506808488491206453]}}}}\n'
-)
+RECORDED = (Path(__file__).parents[2] / "data/dynamo-request-trace.jsonl").read_text(encoding="utf-8")
 """A line that the frontend of Dynamo 1.4.2 has written: it does not tell the times of the answer."""
 
 
@@ -74,6 +75,38 @@ def test_what_a_frontend_has_written_is_read(tmp_path: Path) -> None:
     found = read(log(tmp_path, [RECORDED, RECORDED.replace("743226", "745226")], "trace.jsonl.gz"), SLO)
     assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [(0.0, 32, 1), (2.0, 32, 1)]
     assert (found.ttft.mean, found.attainment) == (None, None)
+
+
+class Answered(web.Response):
+    """A response that has been sent."""
+
+    body_length = 2210
+
+
+def ours(second: float, status: int = 200, **known: Any) -> str:
+    """A line as the gateway's own logger writes it: `second` is when the request came, and its answer took 1.2 s."""
+    said: list[str] = []
+    request = test_utils.make_mocked_request("POST" if known else "GET", "/v1/completions" if known else "/health")
+    if known:
+        request[ACCOUNT] = Account("4c1f", "m", stream=True, outcome="ok", workers=("w0", "w1"), **known)
+    with pytest.MonkeyPatch.context() as patch:
+        ended = datetime.fromtimestamp(START_S + second + 1.2, UTC)
+        patch.setattr(account, "datetime", SimpleNamespace(now=lambda _: ended))
+        JsonAccessLogger(SimpleNamespace(info=said.append), "").log(request, Answered(status=status), 1.2)
+    return said[0] + "\n"
+
+
+def test_the_log_of_our_gateway_is_read(tmp_path: Path) -> None:
+    """It tells when a request ended. What workers did not serve is no traffic."""
+    known = {"prompt_tokens": 100, "output_tokens": 11, "ttft_s": 0.2, "tpot_s": 0.02}
+    lines = [ours(2.5, **known), ours(0.0, **known), ours(1.0), ours(1.5, 503, prompt_tokens=100, output_tokens=0)]
+    found = read(log(tmp_path, [*lines, ours(5.0, **known)]), SLO)
+    assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [
+        (0.0, 100, 11),
+        (2.5, 100, 11),
+        (5.0, 100, 11),
+    ]
+    assert (found.ttft.mean, found.itl.mean) == (pytest.approx(0.2), pytest.approx(0.02))
 
 
 def test_a_log_with_a_byte_order_mark_is_read_plain_and_packed(tmp_path: Path) -> None:
