@@ -11,6 +11,17 @@ from typing import Any
 
 import pytest
 
+from pdplugins.testing import deployment
+from pdplugins.testing.policies import FlowConformance, PlannerConformance, RouterConformance
+from pdplugins.types import Flow, Planner, Router
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs/example-plugins"))
+
+import pdplugins_backlog
+import pdplugins_earliest_due
+import pdplugins_queue_step
+import pdplugins_stay_home
+
 pytestmark = pytest.mark.moderate
 
 EXAMPLES = Path(__file__).parents[1] / "docs/example-plugins"
@@ -105,3 +116,37 @@ def test_the_bundle_scales_by_what_its_flow_policy_holds(installed: dict[str, st
 def test_each_is_listed(installed: dict[str, str], kind: str, name: str) -> None:
     rows = json.loads(pdplugins(installed, "plugins", "--json").stdout)
     assert (kind, name) in {(row["kind"], row["name"]) for row in rows}
+
+
+class TestQueueStep(PlannerConformance):
+    def make(self) -> Planner:
+        made: Planner = pdplugins_queue_step.QueueStepPlanner(pdplugins_queue_step.QueueStepSettings(), deployment())
+        return made
+
+
+class TestStayHome(RouterConformance):
+    def make(self) -> Router:
+        made: Router = pdplugins_stay_home.StayHomeRouter(pdplugins_stay_home.StayHomeSettings(), deployment())
+        return made
+
+
+class TestEarliestDue(FlowConformance):
+    def make(self) -> Flow:
+        made: Flow = pdplugins_earliest_due.EarliestDue(pdplugins_earliest_due.EarliestDueSettings(), deployment())
+        return made
+
+
+def bundle() -> Any:
+    return pdplugins_backlog.backlog(pdplugins_backlog.BacklogSettings(), deployment())
+
+
+class TestBacklogPlanner(PlannerConformance):
+    def make(self) -> Planner:
+        made: Planner = bundle().planner()
+        return made
+
+
+class TestBacklogFlow(FlowConformance):
+    def make(self) -> Flow:
+        made: Flow = bundle().flow()
+        return made

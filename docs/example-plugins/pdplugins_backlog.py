@@ -104,7 +104,8 @@ class BacklogPlanner:
         plan = ScalePlan(2 * decode, decode, f"{backlog:g} requests wait", {SIGNAL: backlog})
         if self._deployment.gpus(plan.prefill, plan.decode) <= self._deployment.gpu_budget:
             return plan
-        return ScalePlan(view.prefill.coming, view.decode.coming, f"{backlog:g} requests wait; no GPU is left")
+        reason = f"{backlog:g} requests wait; no GPU is left"
+        return ScalePlan(max(1, view.prefill.coming), max(1, view.decode.coming), reason)
 
 
 def backlog(settings: BacklogSettings, deployment: Deployment) -> Bundle:

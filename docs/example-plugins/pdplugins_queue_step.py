@@ -27,7 +27,7 @@ class QueueStepPlanner:
         wanted = ScalePlan(prefill, decode, f"{view.prefill.queued_requests:g}/{view.decode.queued_requests:g} waiting")
         if self._deployment.gpus(prefill, decode) <= self._deployment.gpu_budget:
             return wanted
-        return ScalePlan(view.prefill.coming, view.decode.coming, "the GPU budget is used up")
+        return ScalePlan(max(1, view.prefill.coming), max(1, view.decode.coming), "the GPU budget is used up")
 
     def _step(self, pool: Pool) -> int:
         if pool.queued_requests > self._queue * pool.coming:
