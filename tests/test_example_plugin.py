@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def pdplugins(env: dict[str, str], *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, check=False
     )
+
+
+def test_they_install_beside_either_distribution_of_pdplugins() -> None:
+    project = tomllib.loads((EXAMPLES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [name for name in project["dependencies"] if name.startswith("pdplugins")] == []
 
 
 def test_it_is_listed_with_its_distribution(installed: dict[str, str]) -> None:
