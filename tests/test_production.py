@@ -206,6 +206,16 @@ def test_units_start_what_there_is(unit: Path, command: Any) -> None:
         parsed(command, shlex.split(line.replace("$WORKERS", "--worker http://127.0.0.1:30000").replace("%d", "/run")))
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_units_say_how_their_program_gets_where_they_look_for_it(unit: Path) -> None:
+    """Behind ProtectHome an environment below /home is not there."""
+    text = unit.read_text(encoding="utf-8")
+    head = text.partition("[Unit]")[0].replace("\n# ", " ")
+    assert "python3.11 -m venv /opt/pdplugins && /opt/pdplugins/bin/pip install" in head
+    assert "&& ln -s /opt/pdplugins/bin/pdplugins /usr/local/bin/" in head
+    assert "ProtectHome=yes" in text
+
+
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     program = tool("systemd-analyze", "systemd")
     for unit in UNITS:
