@@ -95,6 +95,14 @@ def test_the_dashboard_has_every_panel_in_its_place() -> None:
     assert {target["datasource"]["uid"] for p in panels for target in p.get("targets", ())} == {"${source}"}
 
 
+SCRAPES = [block for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if "scrape_" in block]
+
+
+def test_a_key_for_a_remote_admin_listener_comes_from_a_file() -> None:
+    jobs = [job for block in SCRAPES for job in yaml.safe_load(block)["scrape_configs"]]
+    assert [set(job["authorization"]) for job in jobs if "authorization" in job] == [{"credentials_file"}]
+
+
 def tool(name: str, package: str) -> str:
     if (found := shutil.which(name)) is None:
         pytest.skip(f"{name} is not installed (Debian: apt-get install {package})")
@@ -107,6 +115,17 @@ def test_promtool_takes_the_rules(words: tuple[str, ...]) -> None:
     done = subprocess.run(
         [tool("promtool", "prometheus"), *words], cwd=RULES.parent, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scrape", SCRAPES)
+def test_promtool_takes_the_configs_of_the_page(scrape: str, tmp_path: Path) -> None:
+    shutil.copy(RULES, tmp_path)
+    (tmp_path / "pdplugins.key").write_text("key")
+    config = tmp_path / "prometheus.yml"
+    config.write_text(scrape.replace("/etc/prometheus/", ""))
+    words = [tool("promtool", "prometheus"), "check", "config", str(config)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
