@@ -49,7 +49,9 @@ class GatewayMetrics:
             return Tally(prefix + name, text, self.registry, label)
 
         self._requests = tally("requests", "Requests by how they ended", "outcome")
-        self.primitives = tally("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
+        self.primitives = tally(
+            "primitives", "What placements came to: pair, push, local, head, warm, history", "primitive"
+        )
         self._faults = counter("faults", "What did not go as the router or the client wanted, by kind", "kind")
         self.servers = counter("server_events", "Servers of --launch: started, ready, hung, died", "server", "event")
         ttft_s, tpot_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
