@@ -242,9 +242,9 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 async def measure(way: Way, concurrency: int, requests: int, prompt_tokens: int, *, stream: bool) -> dict[str, float]:
     """Return requests/s, TTFT and CPU of `requests` requests."""
-    prompts = make_prompts(requests, prompt_tokens)
+    warm_up, *prompts = make_prompts(1 + requests, prompt_tokens)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(way.ask(session, prompts[0], stream=stream) for _ in range(concurrency)))
+        await asyncio.gather(*(way.ask(session, warm_up, stream=stream) for _ in range(concurrency)))
         ttfts: list[float] = []
         left = iter(prompts)
 
