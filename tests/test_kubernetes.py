@@ -23,6 +23,7 @@ from pdplugins.gateway.process import CUT_OFF_S
 from pdplugins.registry import default_registry
 from pdplugins.studies.advise.kubernetes import graph
 from pdplugins.types import Role
+from tests.kubernetes_models import as_kubernetes_reads
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/pdplugins"
@@ -45,13 +46,6 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for one in objects("gateway"):
         if one["kind"] == "Deployment":
             yield one["metadata"]["name"], one["spec"]["template"]
-
-
-def as_kubernetes_reads(data: dict[str, Any], model: str) -> Any:
-    """Return what of `data` Kubernetes' own client knows. Its models are made from the published schemas."""
-    client = pytest.importorskip("kubernetes.client", reason="comes with Dynamo")
-    api, answer = client.ApiClient(), type("Answer", (), {"data": json.dumps(data)})
-    return api.sanitize_for_serialization(api.deserialize(answer, model))
 
 
 MODELS = {"apps/v1": "V1", "v1": "V1", "rbac.authorization.k8s.io/v1": "V1"}

@@ -30,6 +30,7 @@ from pdplugins.registry import default_registry
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.studies.advise.kubernetes import manifest
 from pdplugins.workloads import traces
+from tests.kubernetes_models import as_kubernetes_reads
 from tools import metrics_page
 
 ROOT = Path(__file__).parents[1]
@@ -268,13 +269,6 @@ CONFIGS = {
     "StatefulSet": "{router: arrow, sglang: {dual_role: true}}",
     "DynamoGraphDeployment": "{planner: dopd}",
 }
-
-
-def as_kubernetes_reads(data: dict[str, Any], model: str) -> Any:
-    """Return what of `data` Kubernetes' own client knows. Its models are made from the published schemas."""
-    client = pytest.importorskip("kubernetes.client", reason="comes with Dynamo")
-    api, answer = client.ApiClient(), type("Answer", (), {"data": json.dumps(data)})
-    return api.sanitize_for_serialization(api.deserialize(answer, model))
 
 
 def test_kubernetes_does_not_know_a_field_that_is_not_there() -> None:

@@ -1,8 +1,8 @@
-"""The metrics that runs are compared by, and the best runs of each."""
+"""The metrics that runs are shown and compared by, and the best runs of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdplugins.report.series import Series
@@ -57,6 +57,8 @@ COLUMNS = (
     Column(key="gpu_hours", title="GPU-hours", best=min, value=lambda r: r.metrics.gpu_hours, shown="{:.2f}"),
 )  # fmt: skip
 """Metrics that every comparison has."""
+DISTRIBUTION = ("mean", "P50", "P90", "P99")
+"""Heads of the cells of `latencies`."""
 
 
 REGRET = (
@@ -89,6 +91,18 @@ def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
         if len(set(values.values())) > 1:
             best[column.key] = [name for name, value in values.items() if value == top]
     return best
+
+
+def latencies(result: Result) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of TTFT (s), TPOT and TBT (ms): the title, then what `DISTRIBUTION` names."""
+    metrics = result.metrics
+    for title, spread, scale, digits in (
+        ("TTFT, s", metrics.ttft_s, 1.0, 3),
+        ("TPOT, ms", metrics.tpot_s, 1e3, 1),
+        ("TBT, ms", metrics.tbt_s, 1e3, 1),
+    ):
+        values = (spread.mean, spread.p50, spread.p90, spread.p99)
+        yield title, *("n/a" if value is None else f"{value * scale:.{digits}f}" for value in values)
 
 
 def unlike(runs: Sequence[Run]) -> list[str]:

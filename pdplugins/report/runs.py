@@ -12,9 +12,9 @@ from pdplugins.contracts.request import Slo
 from pdplugins.report.charts import charts
 from pdplugins.report.html import Html, element, together
 from pdplugins.report.layout import Page, Section, document, hidden, origin, shares, swatch, table
-from pdplugins.report.ranking import Run, best_of, columns, unlike
+from pdplugins.report.ranking import DISTRIBUTION, Run, best_of, columns, latencies, unlike
 from pdplugins.report.svg import figure
-from pdplugins.results import Result, Spread
+from pdplugins.results import Result
 
 MOST_DECISIONS = 300
 """Most rows in the table of decisions. The JSON result has all of them."""
@@ -118,20 +118,8 @@ def _metrics(runs: Sequence[Run]) -> Html:
 
 
 def _latencies(result: Result) -> Html:
-    metrics = result.metrics
-    rows = (
-        ("TTFT, s", *_cells(metrics.ttft_s, 1.0, 3)),
-        ("TPOT, ms", *_cells(metrics.tpot_s, 1e3, 1)),
-        ("TBT, ms", *_cells(metrics.tbt_s, 1e3, 1)),
-    )
-    return table(
-        "Time to first token, per output token and between tokens", ["latency", "mean", "P50", "P90", "P99"], rows
-    )
-
-
-def _cells(spread: Spread, scale: float, digits: int) -> Iterator[str]:
-    for value in (spread.mean, spread.p50, spread.p90, spread.p99):
-        yield "n/a" if value is None else f"{value * scale:.{digits}f}"
+    title = "Time to first token, per output token and between tokens"
+    return table(title, ["latency", *DISTRIBUTION], latencies(result))
 
 
 def _decisions(runs: Sequence[Run]) -> Html:

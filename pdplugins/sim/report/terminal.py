@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
@@ -10,8 +10,8 @@ from rich.table import Table
 
 from pdplugins import verdict
 from pdplugins.contracts.request import Slo
-from pdplugins.report.ranking import Run, best_of, columns, unlike
-from pdplugins.results import Result, Spread
+from pdplugins.report.ranking import DISTRIBUTION, Run, best_of, columns, latencies, unlike
+from pdplugins.results import Result
 from pdplugins.terminal import console
 
 ANY_WIDTH = 10_000
@@ -78,22 +78,16 @@ def _show_one(run: Run) -> None:
     for line in lines:
         _print(line)
     table = Table("", box=None, header_style="bold")
-    for title in ("mean", "P50", "P90", "P99"):
+    for title in DISTRIBUTION:
         table.add_column(title, justify="right")
-    table.add_row("TTFT, s", *_cells(metrics.ttft_s, 1.0, 3))
-    table.add_row("TPOT, ms", *_cells(metrics.tpot_s, 1e3, 1))
-    table.add_row("TBT, ms", *_cells(metrics.tbt_s, 1e3, 1))
+    for row in latencies(result):
+        table.add_row(*row)
     _print(table)
     _note(run.name, result)
     if run.missed is not None:
         slo = result.config["slo"]
         for line in verdict.lines(run.missed, Slo(slo["ttft_s"], slo["tpot_s"])):
             _print(line)
-
-
-def _cells(spread: Spread, scale: float, digits: int) -> Iterator[str]:
-    for value in (spread.mean, spread.p50, spread.p90, spread.p99):
-        yield "n/a" if value is None else f"{value * scale:.{digits}f}"
 
 
 def _note(name: str, result: Result) -> None:
