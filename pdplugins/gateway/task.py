@@ -15,7 +15,7 @@ from pdplugins.gateway.admission import RETRY_AFTER_S
 from pdplugins.gateway.engine import Call, Relay, Started, Work
 from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
 from pdplugins.gateway.latencies import Latencies
-from pdplugins.gateway.primitive import Execution, Primitive
+from pdplugins.gateway.primitive import Execution, Primitive, alone
 from pdplugins.gateway.prompts import blocks_of
 from pdplugins.gateway.retry import pause_s
 from pdplugins.gateway.sessions import Session
@@ -170,7 +170,9 @@ class RequestTask:
 
     async def _resumed(self, attempt: Attempt) -> Attempt:
         """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
-        was = attempt.execution
+        was, routing = attempt.execution, self._all.routing
+        if was.second is None and not alone(self._backend(was.first).view):  # it cannot go on by itself
+            was = routing.prefilled(attempt.request, was.first, was.prompt, self._call, self._failed, early=True)
         execution = Execution(was.first, was.second or was.first, was.prompt, was.prompt)
         ids = await self._prompt_ids(was.first)
         return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, len(self._relay.ids)))

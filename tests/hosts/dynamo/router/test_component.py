@@ -25,17 +25,23 @@ REQUEST: dict[str, Any] = {"token_ids": [1] * 40, "stop_conditions": {"max_token
 
 
 class Stand:
-    """A router over two prefill and two decode workers, which do both phases."""
+    """A router over two prefill and two decode workers, which do both phases or their own one."""
 
     def __init__(
-        self, router: Any, terms: dict[str, Any] | None = None, *, kind: EngineKind = MOCKER, **answers: Any
+        self,
+        router: Any,
+        terms: dict[str, Any] | None = None,
+        *,
+        kind: EngineKind = MOCKER,
+        both: bool = True,
+        **answers: Any,
     ) -> None:
-        config = load(find("arrow"))
+        config = load(find("arrow" if both else "dopd"))
         config = config.model_copy(update={"terms": TermsConfig.model_validate(terms or {})})
         self.component = RouterComponent(config, build_deployment(config), kind=kind)
         self.component.use(router, None)
         self.registries = {
-            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in kind.places(both=True)
+            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in kind.places(both=both)
         }
         workers = self.component.workers
         workers._clients = dict(self.registries)
@@ -103,6 +109,24 @@ def test_an_answer_that_ends_with_its_first_part_is_counted_whole() -> None:
 
     asyncio.run(run())
     assert router.ended == [50]
+
+
+def test_an_answer_that_breaks_off_goes_on_where_workers_do_one_phase() -> None:
+    """The router leaves open who decodes, also when it is asked again."""
+
+    async def run() -> None:
+        stand = Stand(Flipping(every=1000), both=False, **{Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN,)})
+        prefill, decode = stand.registries.values()
+        answer = []
+        async for chunk in stand.component.generate(REQUEST, Leg()):
+            answer.append(chunk)
+            decode.chunks = (TOKEN, LAST)
+        assert answer == [TOKEN, TOKEN, LAST]
+        assert [body["token_ids"] for body in (prefill.sent[1], decode.sent[1])] == [[*REQUEST["token_ids"], 7]] * 2
+        assert stand.component.metrics.faults == {"worker_failed": 1, "resumed": 1}
+        assert len(set(decode.to)) == 2, "not where it broke off"
+
+    asyncio.run(run())
 
 
 class Prompt(list[int]):
