@@ -48,7 +48,7 @@ class WorkerLabels:
         """Change the labels that a policy wants changed, as far as that leaves a worker for each phase."""
         self._authority.propose_moves(moves, by, monotonic())
 
-    def tell(self, listener: HearsRoles, fault: Callable[[Exception], None]) -> None:
+    def tell(self, listener: HearsRoles, fault: Callable[[BaseException], None]) -> None:
         """Tell `listener` of every change from now on. What it raises goes to `fault`."""
         self._authority.tell(listener, fault)
 

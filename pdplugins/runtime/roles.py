@@ -17,6 +17,7 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.contracts.roles import HearsRoles, RoleChange, RoleMove, Stage
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Role
+from pdplugins.runtime.faults import STOPS
 from pdplugins.runtime.roster import Life, Member, Roster
 
 CLOCK_ERROR_S = 1e-9
@@ -87,12 +88,12 @@ class RoleAuthority:
         self._changer = changer
         self._label = label
         self._drain_s = drain_s
-        self._listeners: list[tuple[HearsRoles, Callable[[Exception], None]]] = []
+        self._listeners: list[tuple[HearsRoles, Callable[[BaseException], None]]] = []
         self.roster = roster
         self.counts: Counter[tuple[str, Stage]] = Counter()
         """Number of role changes, by proposer and by the stage that they reached."""
 
-    def tell(self, listener: HearsRoles, fault: Callable[[Exception], None]) -> None:
+    def tell(self, listener: HearsRoles, fault: Callable[[BaseException], None]) -> None:
         """Tell `listener` of every change from now on. What it raises goes to `fault`."""
         self._listeners.append((listener, fault))
 
@@ -296,5 +297,7 @@ class RoleAuthority:
         for listener, fault in self._listeners:
             try:
                 listener.on_role_change(change)
-            except Exception as error:  # whatever a policy does, the change goes on
+            except BaseException as error:  # whatever a policy does, the change goes on
+                if isinstance(error, STOPS):
+                    raise
                 fault(error)

@@ -28,7 +28,7 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.signals import HearsSignals, Signals
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, one_line, raised
+from pdplugins.runtime.faults import STOPS, SafePolicy, one_line, raised
 from pdplugins.runtime.planner import SafePlanner
 
 log = logging.getLogger("pdplugins.signals")
@@ -226,7 +226,9 @@ class SignalBoard:
                     good[str(name)] = float(value)
                 else:
                     self.count(fault, f"{str(name)[:64]!r} has no proper name or no finite value")
-        except Exception as error:  # a part of a policy may tell anything
+        except BaseException as error:  # a part of a policy may tell anything
+            if isinstance(error, STOPS):
+                raise
             self.count(fault, f"{type(error).__name__}: {one_line(error)}")
         return good
 
@@ -257,7 +259,9 @@ def tell(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None
     for kind, part in parts.items():
         try:
             signals = _signals_of(part)
-        except Exception as error:  # a policy that fails must not stop serving
+        except BaseException as error:  # a policy that fails must not stop serving
+            if isinstance(error, STOPS):
+                raise
             _failed(kind, part, error, board, journal)
             continue
         if signals is not None:
@@ -273,7 +277,9 @@ def hear(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None
         try:
             if isinstance(policy, HearsSignals):
                 policy.on_signals(board.hear(kind, now_s), now_s)
-        except Exception as error:  # a policy that fails must not stop serving
+        except BaseException as error:  # a policy that fails must not stop serving
+            if isinstance(error, STOPS):
+                raise
             _failed(kind, part, error, board, journal)
 
 
@@ -289,7 +295,7 @@ def _signals_of(part: object) -> Signals | None:
     return signals
 
 
-def _failed(kind: Kind, part: object, error: Exception, board: SignalBoard, journal: Journal | None) -> None:
+def _failed(kind: Kind, part: object, error: BaseException, board: SignalBoard, journal: Journal | None) -> None:
     why = raised(_policy_of(part), error)
     board.count("part", why)
     if isinstance(part, SafePolicy) and journal is None:

@@ -13,7 +13,7 @@ from typing import Any
 from pdplugins import files
 from pdplugins.contracts.planner import Remembers
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.faults import one_line
+from pdplugins.runtime.faults import STOPS, one_line
 
 log = logging.getLogger("pdplugins.planner")
 
@@ -53,7 +53,9 @@ class StateFile:
     def _resume(self, planner: Remembers) -> None:
         try:
             planner.resume(*self._read())
-        except Exception as error:  # anyone may have written the file
+        except BaseException as error:  # anyone may have written the file
+            if isinstance(error, STOPS):
+                raise
             log.warning("%s: not used, the planner begins anew (%s)", self._path, one_line(error, 200))
         else:
             log.info("%s: the planner goes on from there", self._path)
@@ -88,7 +90,9 @@ class StateFile:
             if len(text) > MOST_BYTES:
                 raise ValueError(f"larger than {MOST_BYTES} bytes")  # noqa: TRY301 - no next run would read it
             files.write_whole(self._path, text, 0o600)
-        except Exception as error:  # of the planner, or of the file system; serving goes on
+        except BaseException as error:  # of the planner, or of the file system; serving goes on
+            if isinstance(error, STOPS):
+                raise
             log.warning("%s: not written (%s)", self._path, one_line(error, 200))
 
 

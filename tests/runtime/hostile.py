@@ -18,6 +18,10 @@ class UnshowableError(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
 class Trap:
     """An answer that raises whatever is done with it."""
 

@@ -38,7 +38,7 @@ class Host:
     def on_role_change(self, change: RoleChange) -> None:
         self.heard.append(change)
 
-    def fault(self, error: Exception) -> None:
+    def fault(self, error: BaseException) -> None:
         raise error
 
     def begin(self, prefill: int, decode: int, capabilities: Capabilities | None = None) -> None:

@@ -14,7 +14,7 @@ from pdplugins.policies.stock.flow import FcfsSettings, FirstComeFirstServed
 from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.flow import MOST_HOLD_S, MOST_RETRY_S, SafeFlow
 from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Request, Waiting, WorkerView
-from tests.runtime.hostile import FLEET, Script, errors, junk, numbers, request
+from tests.runtime.hostile import FLEET, Panic, Script, errors, junk, numbers, request
 
 MOST = 4
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -319,10 +319,6 @@ def test_the_stock_policy_needs_no_help(stream: list[tuple[str, Any]], per_worke
         host.now_s += 1.0
         getattr(host, step)(argument)
     assert not host.safe.faults
-
-
-class Panic(BaseException):
-    """As extensions in Rust raise it."""
 
 
 @pytest.mark.parametrize(("error", "goes_on"), [(Panic(), True), (KeyboardInterrupt(), False), (SystemExit(), False)])

@@ -6,6 +6,7 @@ import pytest
 
 from pdplugins.runtime.roster import Life
 from pdplugins.types import Capabilities, RoleChange, Stage
+from tests.runtime.hostile import Panic
 from tests.runtime.role_host import D, Host, P
 
 # --- a change of role ------------------------------------------------------------------------------------------------
@@ -257,12 +258,13 @@ def test_a_start_that_the_machine_refuses_is_tried_on_the_next_tick() -> None:
     assert [role for role, _ in host.running.values()] == [P, D]
 
 
-def test_a_listener_that_raises_stops_nothing() -> None:
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_listener_that_raises_stops_nothing(kind: type[BaseException]) -> None:
     class Broken:
         def on_role_change(self, change: RoleChange) -> None:
-            raise ValueError(change.worker)
+            raise kind(change.worker)
 
-    host, faults = Host(label=True), list[Exception]()
+    host, faults = Host(label=True), list[BaseException]()
     host.roles.tell(Broken(), faults.append)
     host.roles.tell(host, host.fault)  # told after it
     host.begin(2, 1)

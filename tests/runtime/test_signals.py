@@ -30,7 +30,7 @@ from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.planner import SafePlanner, initial_plan
 from pdplugins.runtime.signals import SignalBoard, build_board, connect, hear
 from pdplugins.types import Deployment, PlannerView, ScalePlan
-from tests.runtime.hostile import UnshowableError
+from tests.runtime.hostile import Panic, UnshowableError
 
 OTHER = "planner.999999999.signals.json"
 """The file of a process that is not ours: its number is larger than any that Linux gives."""
@@ -113,14 +113,17 @@ def test_connect_carries_signals_and_shows_them_as_metrics() -> None:
     assert registry.get_sample_value("pdplugins_router_signal", {"name": "pool_prefill"}) == 2.0
 
 
-def test_a_part_that_fails_is_counted_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_part_that_fails_is_counted_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
     class Fails:
         @property
         def signals(self) -> Mapping[str, float]:
-            raise RuntimeError("no numbers")
+            raise kind("no numbers")
 
         def on_signals(self, heard: Mapping[str, float], now_s: float) -> None:
-            raise RuntimeError("deaf")
+            raise kind("deaf")
 
     hearer, board, journal = Hearer(), SignalBoard(), StandardJournal()
     parts = {Kind.PLANNER: Fails(), Kind.ROUTER: Teller(a=1), Kind.FLOW: hearer, Kind.POWER: Teller(signals=3)}
@@ -129,6 +132,25 @@ def test_a_part_that_fails_is_counted_and_the_others_go_on(caplog: pytest.LogCap
     assert hearer.heard == {"a": 1.0, "signals": 3.0}
     assert board.faults["part"] == journal.faults[Kind.PLANNER, Fault.POLICY_ERROR] == 6
     assert len(caplog.records) == 1
+
+
+def test_signals_that_panic_are_none() -> None:
+    class Panics:
+        def items(self) -> Any:
+            raise Panic
+
+    board = SignalBoard()
+    assert board.tell("router", Panics(), 0.0) == {}  # type: ignore[arg-type]
+    assert board.faults == {"signal": 1}
+
+
+def test_what_ends_the_process_goes_through() -> None:
+    class Stops:
+        def on_signals(self, heard: Mapping[str, float], now_s: float) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hear({Kind.ROUTER: Stops()}, SignalBoard(), 0.0)
 
 
 def test_a_safe_planner_that_fails_to_hear_counts_that_with_its_other_faults() -> None:

@@ -19,7 +19,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 from pdplugins.runtime.state import EVERY_S, MOST_BYTES, OLDEST_S, StateFile
 from pdplugins.types import PlannerView, Pool, ScalePlan, Traffic
-from tests.runtime.hostile import UnshowableError
+from tests.runtime.hostile import Panic, UnshowableError
 
 Built = Callable[..., SafePlanner]
 NOTHING = PlannerView(0.0, None, Pool(1), Pool(1))
@@ -188,13 +188,13 @@ def test_a_clock_that_is_set_back_stops_no_writing(build: Built, tmp_path: Path)
     assert json.loads((tmp_path / "s.json").read_text())["at_s"] == now_s[0]
 
 
-@pytest.mark.parametrize("state", [UnshowableError(), {"x": "y" * MOST_BYTES}, {"x": {1, 2}}, {"x": math.inf}])
+@pytest.mark.parametrize("state", [UnshowableError(), Panic(), {"x": "y" * MOST_BYTES}, {"x": {1, 2}}, {"x": math.inf}])
 def test_what_cannot_be_kept_is_not_written_and_no_error_reaches_the_host(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     class Odd:
         def state(self) -> Any:
-            if isinstance(state, Exception):
+            if isinstance(state, BaseException):
                 raise state
             return state
 
@@ -204,6 +204,27 @@ def test_what_cannot_be_kept_is_not_written_and_no_error_reaches_the_host(
     StateFile(tmp_path / "state.json", "odd", Odd()).save()
     assert not (tmp_path / "state.json").exists()
     assert "not written" in caplog.text
+
+
+def test_a_planner_that_panics_begins_anew_and_what_ends_the_process_goes_through(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd:
+        raises: BaseException = Panic()
+
+        def state(self) -> Any:
+            return {}
+
+        def resume(self, state: Any, age_s: float) -> None:
+            raise self.raises
+
+    path, odd = tmp_path / "state.json", Odd()
+    StateFile(path, "odd", odd).save()
+    StateFile(path, "odd", odd)
+    assert "the planner begins anew" in caplog.text
+    odd.raises = SystemExit()
+    with pytest.raises(SystemExit):
+        StateFile(path, "odd", odd)
 
 
 def test_a_planner_that_remembers_nothing_says_so(

@@ -25,7 +25,7 @@ class PolicyClock:
         tally.calls += 1
         tally.ns += nanoseconds
 
-    def fault(self, kind: str, why: Exception | str) -> None:
+    def fault(self, kind: str, why: BaseException | str) -> None:
         """Count one call of such a policy that gave no usable answer."""
         self._tallies[Kind(kind)].fault(Fault.POLICY_ERROR, str(why))
 
