@@ -96,6 +96,10 @@ SPOILED: dict[str, Callable[[dict[str, Any]], object]] = {
     "negative": lambda data: with_state(data, levels={"load": -1.0}),
     "absurd": lambda data: with_state(data, levels={"load": 1e30}),
     "too many": lambda data: with_state(data, levels={str(n): 1.0 for n in range(100)}),
+    "lengths of no request": lambda data: with_state(data, lengths={"requests": 0, "variance": 5e7, "square": 2e8}),
+    "lengths that nothing holds": lambda data: with_state(
+        data, lengths={"requests": 900, "variance": 1e18, "square": 2e8}
+    ),
     "unknown key": lambda data: with_state(data, more=1),
     "another deployment": lambda data: with_state(data, made={**data["state"]["made"], "startup_s": 999.0}),
 }

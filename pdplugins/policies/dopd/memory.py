@@ -83,6 +83,10 @@ class Lengths(_Kept):
     variance: Square
     square: Square
 
+    def within(self, tokens: float) -> bool:
+        """Return whether prompts of at most `tokens` tokens can have these moments. Without requests there are none."""
+        return max(self.variance, self.square) <= self.requests * tokens**2
+
 
 class Bursts(_Kept):
     """See :class:`pdplugins.policies.dopd.staffing.Dispersion`."""

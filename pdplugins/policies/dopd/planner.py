@@ -152,6 +152,10 @@ class DopdPlanner:
         kept = Memory.model_validate(state)
         if differs := kept.made.differences(self._made):
             raise ValueError(f"it is of another deployment: {differs}")
+        deployment = self._deployment
+        held = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
+        if not kept.lengths.within(held):
+            raise ValueError(f"no prompts that a KV cache of {held} tokens holds have such lengths: {kept.lengths}")
         self._load.resume({name: value for name, value in kept.levels.items() if name != "load" or age_s <= LEVEL_S})
         self._rate.resume(**kept.rate.model_dump())
         self._spread.resume(**kept.lengths.model_dump())
