@@ -195,6 +195,6 @@ def test_missing_worker_counts_are_an_error_that_names_the_cause(wire: Wire) -> 
         observe.planner_view(wire(context(workers=None)), 0.0, None, ScalePlan(1, 1, ""))
 
 
-@pytest.mark.parametrize("request_id", ["", "abc", "tick-", "tick-x"])
+@pytest.mark.parametrize("request_id", ["", "abc", "tick-", "tick-x", "tick-inf", "tick-nan", "tick-" + "9" * 400])
 def test_a_tick_that_does_not_tell_the_time_says_so(request_id: str) -> None:
     assert observe.tick_time_s(mirror.PipelineContext(request_id=request_id)) is None

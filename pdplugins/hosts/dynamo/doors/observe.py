@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,10 @@ def tick_time_s(context: Any) -> float | None:
     """Return the host's time of this tick in seconds; None when the request id does not tell it."""
     request_id = str(context.request_id)
     try:
-        return float(request_id.removeprefix(TICK)) if request_id.startswith(TICK) else None
+        time_s = float(request_id.removeprefix(TICK)) if request_id.startswith(TICK) else math.nan
     except ValueError:
         return None
+    return time_s if math.isfinite(time_s) else None
 
 
 def planner_view(context: Any, now_s: float, traffic: Traffic | None, wanted: ScalePlan | None) -> PlannerView:
