@@ -243,7 +243,8 @@ class DeadlineQueue:
     def _head(self) -> Job | None:
         """Return the timely job with the earliest deadline."""
         while self._by_due:
-            if (job := self._timely.get(self._by_due[0][1])) is not None:
+            due_s, key = self._by_due[0]
+            if (job := self._timely.get(key)) is not None and job.due_s == due_s:
                 return job
             heappop(self._by_due)
         return None

@@ -138,3 +138,15 @@ def test_a_job_that_comes_again_waits_once() -> None:
     queue.push(Job(9.0, 0.0, "a", 1.0), 0.0, 1.0)
     queue.push(Job(9.0, 0.0, "a", 2.0), 0.0, 1.0)
     assert ("a" in queue, len(queue), queue.work_s) == (True, 1, 2.0)
+
+
+def test_a_job_that_comes_again_has_its_new_deadline() -> None:
+    """As a request does whose client has hung up and asks again."""
+    queue = DeadlineQueue(0.0)
+    queue.push(Job(1.0, 0.0, "a", 0.1), 0.0, 1.0)
+    queue.remove("a")
+    queue.push(Job(5.0, 0.1, "b", 0.1), 0.1, 1.0)
+    queue.push(Job(60.0, 0.2, "a", 0.1), 0.2, 1.0)
+    job = queue.first(0.3, 1.0)
+    assert job is not None
+    assert job.key == "b"
