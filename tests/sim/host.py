@@ -55,6 +55,4 @@ def run_scenario(scenario: Scenario) -> Served:
     outcome = simulation.run([arrival(job) for job in sorted(scenario.jobs, key=lambda job: job.arrival_s)])
     errors = {int(record.id): record.error for record in outcome.records}
     faults = Counter({Kind(kind): count for kind, count in outcome.policies.faults.items()})
-    if planner is not None:
-        faults[Kind.PLANNER] += planner.faults.total()
     return Served(tuple(ending(errors[index]) for index in range(len(scenario.jobs))), faults)

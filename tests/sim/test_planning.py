@@ -9,7 +9,7 @@ import pytest
 from pdplugins.policies.stock import routers
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.testing.scripted import EagerPlanner
+from pdplugins.testing.scripted import EagerPlanner, ScriptedPlanner, ScriptSettings
 from pdplugins.types import Placement, PlannerView, Request, Round, ScalePlan, Traffic, WorkerView
 from tests.sim.runs import DEPLOYMENT, To, run
 
@@ -39,6 +39,15 @@ def test_a_planner_starts_and_drains_workers() -> None:
     assert used == {"d0", "d1", "d2"}
     whole = 2 * outcome.duration_s
     assert outcome.gpu_hours * 3600 == pytest.approx(whole + 2 * 9.0, abs=1.0)
+
+
+def test_the_faults_of_a_planner_and_its_time_are_told() -> None:
+    planner = ScriptedPlanner(ScriptSettings(fail_at=2, interval_s=1.0), DEPLOYMENT)
+    safe = SafePlanner(planner, DEPLOYMENT, initial=ScalePlan(1, 1, "start"))
+    outcome = run(To("p0", "d0"), *[Arrival(n, 100, 20) for n in range(5)], planner=safe)
+    assert len(planner.calls) > 2
+    assert outcome.policies.faults == {"planner": 1}
+    assert outcome.policies.seconds["planner"] > 0
 
 
 class Watching:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pdplugins.contracts.kinds import Kind
@@ -16,7 +15,6 @@ from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.clock import seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
-from pdplugins.sim.core.policy_clock import PolicyClock
 from pdplugins.sim.core.power import Power
 from pdplugins.sim.core.window import Window
 
@@ -30,11 +28,10 @@ ROUTER_S = 1.0
 class Loop:
     """Calls `tick` every `interval_s` seconds as long as there are requests, and workers for them."""
 
-    def __init__(self, interval_s: float, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
+    def __init__(self, interval_s: float, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._interval_s = interval_s
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._clock = clock
         self.changes: list[Scaling] = []
 
     def begin(self) -> None:
@@ -72,8 +69,8 @@ class Loop:
 class PlannerLoop(Loop):
     """Follows a planner. It must be a safe one, because its answers are carried out unchecked."""
 
-    def __init__(self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
-        super().__init__(planner.interval_s, fleet, dispatcher, clock)
+    def __init__(self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        super().__init__(planner.interval_s, fleet, dispatcher)
         self._window = dispatcher.watched()
         self._planner = planner
         self._asked = 0
@@ -104,9 +101,7 @@ class PlannerLoop(Loop):
         since = self._dispatcher.events.now - self._asked
         whole = since == ticks(self._interval_s)
         view = self._view(self._window, self._interval_s if whole else seconds(since)) if since else self._seen(None)
-        began = perf_counter_ns()
         plan = self._planner.plan(view)
-        self._clock.add("planner", perf_counter_ns() - began)
         if self._fleet.roles.propose_pools(plan, Kind.PLANNER, self._fleet.now_s):
             self._note(plan.reason)
 
@@ -114,8 +109,8 @@ class PlannerLoop(Loop):
 class RouterLoop(Loop):
     """Lets a router do between requests what no request should wait for."""
 
-    def __init__(self, router: SafeRouter, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
-        super().__init__(ROUTER_S, fleet, dispatcher, clock)
+    def __init__(self, router: SafeRouter, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        super().__init__(ROUTER_S, fleet, dispatcher)
         self._router = router
 
     def tick(self) -> None:
@@ -128,15 +123,8 @@ class RouterLoop(Loop):
 class PowerLoop(Loop):
     """Follows a power controller on the GPUs of all workers."""
 
-    def __init__(
-        self,
-        controller: SafePowerController,
-        power: Power,
-        fleet: Fleet,
-        dispatcher: Dispatcher,
-        clock: PolicyClock,
-    ) -> None:
-        super().__init__(controller.interval_s, fleet, dispatcher, clock)
+    def __init__(self, controller: SafePowerController, power: Power, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        super().__init__(controller.interval_s, fleet, dispatcher)
         self._window = dispatcher.watched()
         self._controller = controller
         self._power = power

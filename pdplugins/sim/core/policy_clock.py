@@ -19,14 +19,12 @@ class PolicyClock:
         """Return where the safe policies of `kind` count."""
         return self._tallies[kind]
 
-    def add(self, kind: str, nanoseconds: int) -> None:
-        """Count one call of a policy that has no such wrapper."""
-        tally = self._tallies[Kind(kind)]
-        tally.calls += 1
-        tally.ns += nanoseconds
+    def adopt(self, tally: Tally) -> None:
+        """Count with what a safe policy, which was there before, counts by itself."""
+        self._tallies[tally.kind] = tally
 
     def fault(self, kind: str, why: BaseException | str) -> None:
-        """Count one call of such a policy that gave no usable answer."""
+        """Count one call of a policy that no such wrapper makes, and that gave no usable answer."""
         self._tallies[Kind(kind)].fault(Fault.POLICY_ERROR, str(why))
 
     @property

@@ -114,12 +114,14 @@ class Simulation:
         self._populate()
         self._loops: list[PlannerLoop | PowerLoop | RouterLoop] = []
         if safe_router.plans_ahead:
-            self._loops.append(RouterLoop(safe_router, self._fleet, self._dispatcher, self._clock))
+            self._loops.append(RouterLoop(safe_router, self._fleet, self._dispatcher))
         if planner is not None:
-            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
+            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher))
+        if isinstance(planner, SafePlanner):
+            self._clock.adopt(planner.tally)
         if power is not None:
             safe_power = SafePowerController(power, deployment, journal=journal, tally=self._clock.tally(Kind.POWER))
-            self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher, self._clock))
+            self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher))
         own_planner = planner.policy if isinstance(planner, SafePlanner) else planner
         for kind, policy in ((Kind.PLANNER, own_planner), (Kind.ROUTER, router), (Kind.POWER, power)):
             hears: Any = policy

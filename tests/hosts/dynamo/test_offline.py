@@ -23,6 +23,7 @@ from pdplugins.hosts.dynamo.mocker import Engines, bind, engine_args, quiet
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
 from pdplugins.hosts.dynamo.offline.scaling import OfflineScaling, Watched
+from pdplugins.policies.dopd.planner import DopdPlanner
 from pdplugins.results import Result
 from pdplugins.runtime import decision_reader
 from pdplugins.runtime.assembly import build_deployment
@@ -98,6 +99,19 @@ def test_a_replay_that_does_not_end_is_ended(trace: list[TraceRequest], monkeypa
         plan = Plan(planner, configured(None))
         with pytest.raises(HostError, match="has lost one; run it again"):
             replay(plan, trace, trace_name="t", command="")
+
+
+@pytest.mark.dynamo
+def test_a_replay_tells_how_often_its_planner_failed(
+    trace: list[TraceRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not run("dopd", trace[:50]).counts
+
+    def fails(self: DopdPlanner, view: PlannerView) -> ScalePlan:
+        raise RuntimeError
+
+    monkeypatch.setattr(DopdPlanner, "plan", fails)
+    assert run("dopd", trace[:50]).counts["faults.planner"] > 0
 
 
 @pytest.mark.dynamo

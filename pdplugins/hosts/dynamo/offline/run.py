@@ -137,6 +137,7 @@ def replay(
         command=command,
         versions=versions("ai-dynamo"),
         scaling=list(watched.changes),
+        counts=policy.counts if isinstance(policy, OfflineScaling) else {},
     )
 
 

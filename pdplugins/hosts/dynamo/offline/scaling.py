@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.errors import HostError
@@ -57,6 +58,12 @@ class OfflineScaling:
         self._loads: dict[Role, dict[str, WorkerLoad]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self.reason = ""
         """Why the last targets were given."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What a result says of the planner: its faults, where it had any."""
+        faults = self._planner.faults.total()
+        return {f"faults.{Kind.PLANNER}": faults} if faults else {}
 
     def initial_tick_ms(self) -> float:
         """Return the time of the first look: one planner interval after the start, or earlier where it is eager."""
