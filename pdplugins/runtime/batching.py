@@ -77,7 +77,6 @@ class SafeBatchScheduler(SafePolicy[BatchScheduler]):
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Let the policy learn from a step that has completed. Never raises."""
-        self.tally.calls += 1
         self._told(lambda: self.policy.on_step(view, plan, took_s))
 
 

@@ -45,6 +45,7 @@ def ask(answer: object) -> tuple[BatchPlan | None, SafeBatchScheduler]:
 )
 def test_a_good_plan_is_followed(plan: BatchPlan) -> None:
     followed, scheduler = ask(plan)
+    scheduler.on_step(VIEW, plan, 0.1)  # which asks for no decision
     assert followed == plan
     assert not scheduler.faults
     assert scheduler.calls == 1

@@ -1,4 +1,4 @@
-"""Counts the wall time, calls and faults of policies, separately from the simulation itself."""
+"""Counts the wall time and faults of policies, separately from the simulation itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdplugins.runtime.faults import Tally
 
 
 class PolicyClock:
-    """Wall time, calls and faults of each kind of policy, as the wrappers in `pdplugins.runtime` count them."""
+    """Wall time and faults of each kind of policy, as the wrappers in `pdplugins.runtime` count them."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._tallies = {kind: Tally(kind, journal) for kind in Kind}
@@ -26,11 +26,6 @@ class PolicyClock:
     def fault(self, kind: str, why: BaseException | str) -> None:
         """Count one call of a policy that no such wrapper makes, and that gave no usable answer."""
         self._tallies[Kind(kind)].fault(Fault.POLICY_ERROR, str(why))
-
-    @property
-    def calls(self) -> Counter[str]:
-        """Calls by kind of policy; kinds without calls are left out."""
-        return Counter({kind.value: tally.calls for kind, tally in self._tallies.items() if tally.calls})
 
     @property
     def seconds(self) -> dict[str, float]:
