@@ -187,6 +187,8 @@ def test_rounds_after_a_refused_one_are_not_sent() -> None:
         "refused: retry after 1 s",
         "not sent: an earlier round of its session failed",
     ]
+    times = [(record.ttft_s, record.tpot_s, record.largest_tbt_s, record.finish_s) for record in records[:2]]
+    assert times == [(None, None, 0.0, pytest.approx(0.01)), (None, None, None, None)]
 
 
 def test_a_flow_policy_that_fails_is_replaced_and_counted() -> None:

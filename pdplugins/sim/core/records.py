@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """The latencies of one request. Times are in seconds since the start of the run; None when there was no token."""
+    """The latencies of one request, in seconds; `arrival_s` and `finish_s` count from the start of the run.
+
+    A round of a session that was not sent has none of them but `arrival_s`.
+    """
 
     id: str
     arrival_s: float
     isl_tokens: int
     osl_tokens: int
     ttft_s: float | None
+    """None when there was no token."""
     tpot_s: float | None
-    """Decode time over (output tokens - 1); 0 for one token."""
+    """Decode time over (output tokens - 1); 0 for one token. None when the answer is not whole."""
     largest_tbt_s: float | None
+    """0 when there were fewer than two tokens."""
     finish_s: float | None
+    """When it ended, answered or not."""
     prefill_worker: str | None
     decode_worker: str | None
     error: str | None = None
