@@ -1,4 +1,4 @@
-"""Output files. They are checked before the work starts, and written completely or not at all; ``-`` is stdout."""
+"""Files. Outputs are checked before the work starts, and written completely or not at all; ``-`` is stdout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import fcntl
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, shown
 
 STDOUT, DEVICE = Path("-"), Path("/dev/stdout")
 """The name by which users ask for standard output, and what is written to."""
@@ -112,6 +113,22 @@ def read_limited(path: Path, most_bytes: int, *, pipes: bool = False) -> bytes:
     if len(raw) > most_bytes:
         raise ConfigError(f"larger than {most_bytes // 1024} KiB; is it the right file?")
     return raw
+
+
+class TwiceError(Exception):
+    """A JSON object has a key twice. It says which."""
+
+
+def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object: an ``object_pairs_hook``, as Python silently takes the last of two equal keys.
+
+    Raises TwiceError.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise TwiceError(f"key {shown(key)} stands twice; keep one of them")
+    return found
 
 
 @contextmanager

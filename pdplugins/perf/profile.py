@@ -9,6 +9,7 @@ The overhead of the engine (kernel launches, sampling, its scheduler) is part of
 from __future__ import annotations
 
 import codecs
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.config import first_error
 from pdplugins.config.base import MOST_GPUS
 from pdplugins.errors import ConfigError, one_line
-from pdplugins.files import read_limited
+from pdplugins.files import TwiceError, object_once, read_limited
 
 SMALLEST, LARGEST = 1e-9, 1e18
 """Bounds of all figures. What is computed of them is a number that clocks and counts can hold."""
@@ -277,10 +278,15 @@ def read_profile(path: Path) -> Profile:
         raise ConfigError(f"profile {where}: {error.strerror}; give a .json file or a shipped profile") from None
     except ConfigError as error:
         raise ConfigError(f"profile {path}: {error}") from None
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
-        return Profile.model_validate_json(raw.removeprefix(codecs.BOM_UTF8))
+        profile = Profile.model_validate_json(raw)
+        json.loads(raw, object_pairs_hook=object_once)
     except ValidationError as error:
         raise ConfigError(f"profile {path}: {first_error(error, Profile)}; see profiles/README.md") from None
+    except TwiceError as error:
+        raise ConfigError(f"profile {path}: {error}") from None
+    return profile
 
 
 def _ascending(name: str, axis: tuple[float, ...]) -> None:

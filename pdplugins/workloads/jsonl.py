@@ -17,7 +17,7 @@ from typing import Any
 from pdplugins.contracts.register import NoSettings
 from pdplugins.contracts.request import Terms
 from pdplugins.errors import TraceError
-from pdplugins.files import whole_text
+from pdplugins.files import TwiceError, object_once, whole_text
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import Round, TraceRequest
 from pdplugins.workloads.transform import LONGEST_S
@@ -28,6 +28,7 @@ LEAST_MS, LEAST_WEIGHT = 1e-3, 1e-6
 MOST_BLOCK = 2**62
 BLOCK_TOKENS = 512
 """Tokens of one prefix block of a Mooncake trace."""
+_DECODER = json.JSONDecoder(object_pairs_hook=object_once)
 
 
 def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
@@ -36,7 +37,9 @@ def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
         if line.isspace():
             continue
         try:
-            row = json.loads(line)
+            row = _DECODER.decode(line)
+        except TwiceError as error:
+            raise TraceError(f"{path}: line {number}: {error}") from None
         except (ValueError, RecursionError) as error:
             column = getattr(error, "colno", 1)
             raise TraceError(f"{path}: line {number}, column {column}: not JSON; is the file cut off?") from None

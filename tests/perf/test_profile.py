@@ -113,6 +113,13 @@ def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path: Path) -> None:
     assert read_profile(path)
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, "schema", 1)
+    path.write_text(path.read_text().replace('"raw_ms"', '"raw_ms": [9, 9], "raw_ms"', 1))
+    with pytest.raises(ConfigError, match=r"mine\.json: key 'raw_ms' stands twice; keep one of them"):
+        read_profile(path)
+
+
 def test_a_time_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = changed(tmp_path, "prefill.1.raw_ms", [1, 2, float("nan"), 3, 4])
     with pytest.raises(ConfigError, match=r"mine\.json: "):

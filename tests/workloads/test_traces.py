@@ -61,6 +61,8 @@ def test_requests_come_out_in_order_of_arrival(tmp_path: Path) -> None:
         (AZURE + "2023-11-16 18:17:05,5,0\n", "line 4, column GeneratedTokens: '0'"),
         (AZURE + "2023-11-16 18:17:05,5\n", "line 4, column GeneratedTokens"),
         ('{"timestamp": 0, "input_length": 1', "line 1, column 35: not JSON"),
+        (MOONCAKE + '{"timestamp": 0, "a": 1, "b": 2, "b": 2}', "line 4: key 'b' stands twice; keep one of them"),
+        (MOONCAKE + '{"rounds": [{"gap": 1, "gap": 2}]}', "line 4: key 'gap' stands twice"),
         ('{"timestamp": 0, "hash_ids": ' + "[" * 100_000, "line 1, column 1: not JSON"),
         (MOONCAKE + '{"timestamp": "x", "input_length": 1, "output_length": 1}', "line 4, column timestamp: 'x'"),
         (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}', "line 4, column timestamp: 'nan'"),
