@@ -11,7 +11,7 @@ from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.load import LARGEST, Load, queued
 from pdplugins.policies.dopd.ratio import added_s, concurrency_within_tpot, decode_concurrency, mean_context_tokens
-from pdplugins.policies.dopd.staffing import Backlog, whole_workers
+from pdplugins.policies.dopd.staffing import Backlog, most_work, whole_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,15 @@ class Deviation:
 
     :param steps: steps from a forecast to the window that it is for.
     :param keep: what is left of the weight of an error after one step.
+    :param most: the most busy workers of a window that count: see :func:`pdplugins.policies.dopd.staffing.most_work`.
     """
 
     PRIOR_STEPS = 12
     """Weight of independent arrivals at the start, in steps: one minute at the default interval."""
 
-    def __init__(self, steps: int, keep: float) -> None:
+    def __init__(self, steps: int, keep: float, most: float) -> None:
         self._pending: deque[float] = deque()
-        self._steps, self._keep = steps, keep
+        self._steps, self._keep, self._most = steps, keep, most
         self._squares = self._count = 0.0
         self.peak = 0.0
         """The most busy workers of a window, fading with its age."""
@@ -66,7 +67,7 @@ class Deviation:
 
     def learn(self, busy: float, forecast: float) -> None:
         """Compare the busy workers of the last window with the forecast made for it; remember the new forecast."""
-        busy, forecast = min(busy, LARGEST), min(forecast, LARGEST)
+        busy, forecast = min(busy, self._most), min(forecast, self._most)
         self.peak = max(busy, self._keep * self.peak)
         self._pending.append(forecast)
         if len(self._pending) > self._steps:
@@ -94,7 +95,8 @@ class Decoding:
         self._settings = settings
         self._deployment = deployment
         self._horizon_s = horizon_s
-        self._deviation = Deviation(steps, math.exp(-1 / memory))
+        most = most_work(deployment, deployment.decode_tp)
+        self._deviation = Deviation(steps, math.exp(-1 / memory), most)
         self._backlog = Backlog(horizon_s)
 
     @property

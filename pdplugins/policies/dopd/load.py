@@ -61,13 +61,14 @@ class Spread:
 
     :param prior: the value where the host does not report second moments, and at the start.
     :param memory: windows after which the weight of one has faded to 1 / e.
+    :param longest: tokens of the longest prompt that there can be. A window that says more is left out.
     """
 
     PRIOR_REQUESTS = 50.0
     """Weight of the prior, in requests."""
 
-    def __init__(self, prior: float, memory: float) -> None:
-        self._prior, self._keep = prior, math.exp(-1 / memory)
+    def __init__(self, prior: float, memory: float, longest: float = LARGEST) -> None:
+        self._prior, self._keep, self._longest = prior, math.exp(-1 / memory), longest
         self._requests = self._variance = self._square = 0.0
 
     @property
@@ -82,9 +83,10 @@ class Spread:
     def observe(self, traffic: Traffic) -> None:
         """Take in one window. It must have two requests at least, and both moments of their lengths."""
         count, mean, square = min(traffic.requests, LARGEST), traffic.isl_tokens, traffic.isl_sq_tokens
-        if count < 2 or not is_number(mean) or not is_number(square) or not (0 < mean <= LARGEST):
+        if count < 2 or not is_number(mean) or not is_number(square) or not (0 < mean <= self._longest):
             return
-        variance = max(min(square, LARGEST**2) - mean * mean, 0.0) * count / (count - 1)
+        # Prompts of at most `longest` tokens have a mean square of at most `longest` times their mean.
+        variance = max(min(square, self._longest * mean) - mean * mean, 0.0) * count / (count - 1)
         self._requests = self._keep * self._requests + count
         self._variance = self._keep * self._variance + count * variance
         # The square of the sample mean would exceed that of the true mean by variance / count.
@@ -104,12 +106,15 @@ class LoadForecast:
 
     :param build: makes the forecaster of one series.
     :param amount: forecaster of the request rate, or of the requests in flight.
+    :param longest: tokens of the longest request that there can be. Larger mean lengths are cut to it.
     """
 
-    def __init__(self, build: Callable[[], Forecaster], amount: Forecaster, spread: Spread) -> None:
+    def __init__(
+        self, build: Callable[[], Forecaster], amount: Forecaster, spread: Spread, longest: float = LARGEST
+    ) -> None:
         names = ("ISL", "OSL", "local share", "local prompt", "prefix hit rate")
         self._series = {"load": Lasting(amount), **{name: Lasting(build()) for name in names}}
-        self._spread = spread
+        self._spread, self._longest = spread, longest
 
     def observe(self, traffic: Traffic, amount: float) -> None:
         """Take in one window; what it does not report is skipped."""
@@ -120,7 +125,7 @@ class LoadForecast:
         }  # fmt: skip
         for name, value in (lengths | others).items():
             if is_number(value) and (value > 0 or name in others):
-                self._series[name].observe(min(value, LARGEST))
+                self._series[name].observe(min(value, self._longest if name in lengths else LARGEST))
         self._spread.observe(traffic)
 
     def forecast(self, *, without_osl: bool = False) -> Load | None:

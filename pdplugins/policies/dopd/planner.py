@@ -40,6 +40,7 @@ from pdplugins.policies.dopd.staffing import (
     Dispersion,
     Service,
     capped_workers,
+    most_work,
     spare_workers,
     upper_rate,
     whole_workers,
@@ -89,9 +90,12 @@ class DopdPlanner:
         self._rate = Reverting(rate, steps, memory, counted_s)
         bursts = settings.learn_bursts and not settings.paper_literal
         amount = self._rate if bursts else rate
-        self._spread = Spread(settings.length_cv2, memory)
-        self._load = LoadForecast(self._forecaster, amount, self._spread)
-        self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
+        self._held_tokens = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp) or LARGEST
+        longest = LARGEST if settings.paper_literal else self._held_tokens
+        self._spread = Spread(settings.length_cv2, memory, longest)
+        self._load = LoadForecast(self._forecaster, amount, self._spread, longest)
+        most = most_work(deployment, deployment.prefill_tp)
+        self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S, most)
         self._backlog = Backlog(self._horizon_s)
         self._decoding = Decoding(settings, deployment, steps, memory, self._horizon_s)
         self._spare = spare_workers(settings.spare, self._horizon_s)
@@ -102,6 +106,8 @@ class DopdPlanner:
         self._started_s = math.nan
         self._began_cold: bool | None = None
         """Whether the host had one worker of each role at the first plan that followed from traffic."""
+        self._most_rate = math.inf
+        """Requests per second that count at most: more of the last lengths would be more than `most_work`."""
         self._sized = False
         """Whether both pools followed from a forecast yet."""
 
@@ -152,10 +158,9 @@ class DopdPlanner:
         kept = Memory.model_validate(state)
         if differs := kept.made.differences(self._made):
             raise ValueError(f"it is of another deployment: {differs}")
-        deployment = self._deployment
-        held = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
+        held = self._held_tokens
         if not kept.lengths.within(held):
-            raise ValueError(f"no prompts that a KV cache of {held} tokens holds have such lengths: {kept.lengths}")
+            raise ValueError(f"no prompts that a KV cache of {held:.0f} tokens holds have such lengths: {kept.lengths}")
         self._load.resume({name: value for name, value in kept.levels.items() if name != "load" or age_s <= LEVEL_S})
         self._rate.resume(**kept.rate.model_dump())
         self._spread.resume(**kept.lengths.model_dump())
@@ -202,7 +207,7 @@ class DopdPlanner:
         literal, cold = self._settings.paper_literal, self._cold(view)
         if cold:
             traffic = _prompts(view, traffic)
-        self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
+        self._load.observe(traffic, in_flight(view, traffic) if literal else min(traffic.rate, self._most_rate))
         load = self._load.forecast(without_osl=cold)
         if not literal and self._silent(traffic.requests, view.now_s):
             demand = Demand(1, 1, {}, f"no request for {self._settings.hold_s:.0f} s")
@@ -259,6 +264,8 @@ class DopdPlanner:
         )
         prefill, signals = self._prefill_demand(view, traffic, rate, remote.share, service)
         decode = self._decoding.need(view, traffic, load, rate)
+        most_prefill, most_decode = (most_work(self._deployment, of) for of in (tp, self._deployment.decode_tp))
+        self._most_rate = rate / max(signals["prefill_work"] / most_prefill, decode.busy / most_decode)
         signals |= {
             "forecast_isl_tokens": load.isl_tokens,
             "forecast_osl_tokens": load.osl_tokens,

@@ -15,8 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pdplugins.contracts.deployment import Deployment
+
 MOST_WORKERS = 1e6
 """Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
+MOST_BUDGETS = 3.0
+"""How often the whole GPU budget the work of a window may be. More is a damaged sample, or cannot be served anyway."""
 LEAST_SLACK = 0.1
 """Share of the TTFT SLO that may at least be waited: prompts that hardly meet it are not worth the whole budget."""
 SHORT_LEAD_S = 30.0
@@ -74,14 +78,15 @@ class Dispersion:
     :param steps: steps from a forecast to the window that it is for.
     :param interval_s: seconds of a step.
     :param memory_s: age in seconds at which the weight of an error has faded to 1 / e.
+    :param most: the most work of a window that counts: see :func:`most_work`.
     """
 
     PRIOR_STEPS = 12
     """Weight of the Poisson assumption at the start, in steps of mean load: one minute at the default interval."""
 
-    def __init__(self, steps: int, interval_s: float, memory_s: float) -> None:
+    def __init__(self, steps: int, interval_s: float, memory_s: float, most: float) -> None:
         self._pending: deque[float] = deque()
-        self._steps, self._interval_s = steps, interval_s
+        self._steps, self._interval_s, self._most = steps, interval_s, most
         self._keep = math.exp(-interval_s / memory_s)
         self._variance = self._work = 0.0
         self.peak = 0.0
@@ -98,6 +103,7 @@ class Dispersion:
 
     def learn(self, work: float, forecast: float, service: Service) -> None:
         """Compare `work` of the last window with the forecast made for it, and remember the new forecast."""
+        work, forecast = min(work, self._most), min(forecast, self._most)
         self.peak = max(work, self._keep * self.peak)
         self._pending.append(forecast)
         if len(self._pending) <= self._steps:
@@ -133,6 +139,14 @@ class Backlog:
         estimate_s = self._work_s + arrived_s - ready * window_s
         self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
         return self._work_s
+
+
+def most_work(deployment: Deployment, tp: int) -> float:
+    """Return the most work of a window that is learned from, in busy workers of `tp` GPUs.
+
+    Squares of more would be remembered for many times as long as the planner learns.
+    """
+    return MOST_BUDGETS * deployment.gpu_budget / tp
 
 
 def capped_workers(work: float, peak: float, service: Service, dispersion_s: float, wait_s: float) -> float:

@@ -214,6 +214,18 @@ def test_one_odd_window_does_not_change_the_plan_wildly() -> None:
     assert {(plan.prefill, plan.decode) for plan in after} == {(before.prefill, before.decode)}
 
 
+@pytest.mark.parametrize(
+    "odd", [{"requests": 1e4}, {"requests": 1e9}, {"osl_tokens": 1e9}, {"isl_tokens": 1e9}, {"isl_sq_tokens": 1e15}]
+)
+def test_one_damaged_window_is_forgotten_in_the_time_of_what_was_learned(odd: dict[str, float]) -> None:
+    """Its square would keep the whole budget for half a day and longer."""
+    window = Traffic(5.0, 5.0, 500.0, 50.0, isl_sq_tokens=3e5)
+    subject = planner(replace(DEPLOYMENT, gpu_budget=8))
+    made = plans(subject, [*[window] * 300, replace(window, **odd), *[window] * 1800])
+    before, after = made[299], made[-1]
+    assert (after.prefill, after.decode) == (before.prefill, before.decode)
+
+
 def test_a_forecaster_that_raises_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = planner(predictor="arima")
     before = plans(subject, steady(8.0))[-1]

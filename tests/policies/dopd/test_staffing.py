@@ -69,7 +69,7 @@ def test_no_pool_is_larger_than_what_serves_the_largest_burst() -> None:
 
 
 def test_the_largest_burst_fades() -> None:
-    dispersion = Dispersion(steps=1, interval_s=5.0, memory_s=100.0)
+    dispersion = Dispersion(steps=1, interval_s=5.0, memory_s=100.0, most=100.0)
     for work in [8.0, *[1.0] * 20]:
         dispersion.learn(work, 1.0, QUADRATIC)
     assert dispersion.peak == pytest.approx(8 / 2.71828, rel=0.01)
@@ -82,7 +82,7 @@ def test_a_rate_seen_for_longer_is_known_better() -> None:
 
 
 def learned(work: list[float], service: Service, forecast: float) -> float:
-    dispersion = Dispersion(steps=2, interval_s=5.0, memory_s=7200.0)
+    dispersion = Dispersion(steps=2, interval_s=5.0, memory_s=7200.0, most=100.0)
     for arrived in work:
         dispersion.learn(arrived, forecast, service)
     return dispersion.seconds(service, forecast)
