@@ -196,11 +196,16 @@ class PowerNode:
                 f"caps of {math.fsum(wanted.values()):g} W together exceed the budget of {self.caps.budget_w:g} W"
             )
 
-    def give_back(self) -> None:
-        """Want the caps from before. From now on their sum is allowed, where it is more than the budget."""
+    def give_back(self, allowed_w: float | None = None) -> None:
+        """Want the caps from before. No cap rises until its watts are free.
+
+        :param allowed_w: what all may draw from now on. Without it the sum of the caps from before, where that is more
+            than the budget.
+        """
         known = {uuid: watts for uuid, watts in self._before_w.items() if uuid in self.caps.accounts}
-        rounding_w = GRAIN_W * len(known)
-        self.caps.budget_w = max(self.caps.budget_w or 0.0, math.fsum(known.values()) + rounding_w)
+        if allowed_w is None:
+            allowed_w = max(self.caps.budget_w or 0.0, math.fsum(known.values()))
+        self.caps.budget_w = allowed_w + GRAIN_W * len(known)
         self.caps.aim(known)
         for gpu in self.gpus.values():
             gpu.rests_s = -math.inf
@@ -208,8 +213,16 @@ class PowerNode:
 
     @property
     def not_back(self) -> list[str]:
-        """The devices that do not have the cap from before, or do not say so."""
-        return [uuid for uuid, watts in self._before_w.items() if not self._is_back(uuid, watts)]
+        """The devices that do not have the cap from before, or do not say so; those that only wait last."""
+        missing = [uuid for uuid, watts in self._before_w.items() if not self._is_back(uuid, watts)]
+        return sorted(missing, key=self._waits)
+
+    def _waits(self, uuid: str) -> bool:
+        """Tell whether all is well with a device, and only the watts for its cap are not free."""
+        account, gpu = self.caps.accounts.get(uuid), self.gpus[uuid]
+        if account is None or gpu.fault is not None or gpu.refusal:
+            return False
+        return account.writing_w is None and account.target_w > account.told_w
 
     def _is_back(self, uuid: str, watts: float) -> bool:
         account = self.caps.accounts.get(uuid)

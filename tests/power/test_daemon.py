@@ -106,6 +106,42 @@ def test_restore_puts_back_what_a_killed_process_left(power: Power) -> None:
     assert "nothing to put back" in power.do("restore", "--config", str(power.config)).stdout
 
 
+def killed_with_two(power: Power) -> tuple[str, str]:
+    """Leave two GPUs as a killed daemon does: before it 700 and 300 W, now the other way round. Return their UUIDs."""
+    power.node.gpus = 2
+    one, other = (row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout))
+    with closing(SavedCaps(power.state)) as saved:
+        saved.save({one: 700.0, other: 300.0})
+    for gpu, watts in zip(power.node.gpu[:2], (300.0, 700.0), strict=True):
+        gpu.limit_mw, gpu.kept_w = int(watts * 1000), watts
+    power.write(power={"name": "rapid", "budget_w": 900, "max_w": 700}, node={"restore_s": 2.0})
+    return one, other
+
+
+def test_restore_raises_a_cap_only_when_its_watts_are_free(power: Power) -> None:
+    killed_with_two(power)
+    power.node.gpu[1].write_delay_s = 0.3
+    done = power.do("restore", "--config", str(power.config))
+    assert (done.returncode, power.node.limits_w()) == (0, [700.0, 300.0]), done.stderr
+    assert max(power.node.sums_w([300.0, 700.0])) == 1000.0
+
+
+@pytest.mark.parametrize("trouble", ["write_fault", "write_delay_s", "read_fault"])
+@pytest.mark.parametrize("named", [True, False], ids=["a budget", "no budget"])
+def test_restore_raises_no_cap_while_another_gpu_keeps_its_watts(power: Power, trouble: str, named: bool) -> None:
+    """It refuses its lower cap, hangs in it, or cannot be read at all."""
+    _, other = killed_with_two(power)
+    setattr(power.node.gpu[1], trouble, 600 if trouble == "write_delay_s" else 15)
+    words = ("--config", str(power.config)) if named else ("--state", str(power.state))
+    done = power.do("restore", *words)
+    assert done.returncode == 2
+    assert other in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert power.node.limits_w() == [300.0, 700.0]
+    with closing(SavedCaps(power.state)) as saved:
+        assert len(saved.load()) == 2
+
+
 def test_a_second_controller_is_told_who_the_first_one_is(power: Power) -> None:
     process = power.start()
     assert power.settled_at(*OURS_W)

@@ -117,16 +117,17 @@ def patience(wanted: NodeConfig) -> Patience:
 
 def budget_w(config: Config) -> float:
     """Return the budget of the node. Raises ConfigError when nobody names one, or the policy's is larger."""
-    own = _policy_setting(config, "budget_w")
-    if config.node.budget_w is None:
-        if own is None:
-            raise ConfigError("node.budget_w: say how many watts the caps of all GPUs may sum to")
-        return own
-    if own is not None and own > config.node.budget_w:
-        raise ConfigError(
-            f"power {_name(config)}: budget_w {own:g} is more than node.budget_w {config.node.budget_w:g}; lower it"
-        )
-    return config.node.budget_w
+    own, named = _policy_setting(config, "budget_w"), named_budget_w(config)
+    if named is None:
+        raise ConfigError("node.budget_w: say how many watts the caps of all GPUs may sum to")
+    if own is not None and own > named:
+        raise ConfigError(f"power {_name(config)}: budget_w {own:g} is more than node.budget_w {named:g}; lower it")
+    return named
+
+
+def named_budget_w(config: Config) -> float | None:
+    """Return the budget that a config names in its section node, else in its power policy; None where neither does."""
+    return _policy_setting(config, "budget_w") if config.node.budget_w is None else config.node.budget_w
 
 
 def check_limits(config: Config, devices: tuple[Device, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def status(config: ConfigName = None, backend: Backend = None, state: State = None, as_json: AsJson = False) -> None:
     """Show every GPU: its limits, its cap, its draw, and the cap that `restore` would put back."""
-    wanted = _wanted(config, backend, state)
+    wanted, _ = _wanted(config, backend, state)
     equipment = assembly.equip(wanted)
     before_w = saved_caps(wanted.state)
     calls = {one.uuid: equipment.threads(one.uuid, _reads(equipment, one.uuid)) for one in equipment.devices}
@@ -90,22 +91,24 @@ def run(
 @app.command()
 def restore(config: ConfigName = None, backend: Backend = None, state: State = None) -> None:
     """Put back the caps from before, which a process that was killed could not, or `cap` has changed."""
-    wanted = _wanted(config, backend, state)
+    wanted, budget_w = _wanted(config, backend, state)
     saved = SavedCaps(wanted.state)
     try:
         if not (before_w := saved.load()):
             typer.echo(f"nothing to put back: {wanted.state} holds no caps from before this start of the machine")
             return
         equipment, left = assembly.equip_those_there(wanted, before_w)
+        missing = _missing(left, before_w, wanted.state)
         if equipment.devices:
-            daemon.give_back(_node(wanted, saved, equipment), saved, wanted.restore_s)
+            allowed_w = _allowed_w(equipment, before_w, budget_w)
+            node = _node(wanted, saved, equipment, allowed_w)
+            try:
+                daemon.give_back(node, saved, wanted.restore_s, allowed_w)
+            except HostError as error:
+                raise HostError(f"{error}; {missing}" if missing else str(error)) from None
             typer.echo(f"{len(equipment.devices)} GPUs have the caps from before")
-        if left:
-            uuid, why = next(iter(left.items()))
-            raise HostError(
-                f"{uuid}: {why}; its cap of {before_w[uuid]:g} W from before stays noted in {wanted.state}"
-                + (f", as do those of {len(left) - 1} more GPUs" if len(left) > 1 else "")
-            )
+        if missing:
+            raise HostError(missing)
     finally:
         saved.close()
 
@@ -118,7 +121,7 @@ def cap(
     state: State = None,
 ) -> None:
     """Set caps once, those that fall first, and leave them. `restore` puts the caps from before back."""
-    wanted = _wanted(config, backend, state)
+    wanted, _ = _wanted(config, backend, state)
     asked = dict(_cap(text) for text in caps)
     equipment = assembly.equip(wanted)
     uuids = [device.uuid for device in equipment.devices]
@@ -170,31 +173,56 @@ def _dry_run(name: str, as_json: bool) -> None:
     typer.echo(f"budget {assembly.budget_w(config):g} W; nothing was changed")
 
 
-def _wanted(config: str | None, backend: str | None, state: Path | None) -> NodeConfig:
-    """Return the section node of a config, or the default one, with the options that were given."""
-    wanted = NodeConfig() if config is None else load(find(config)).node
+def _allowed_w(equipment: assembly.Equipment, before_w: Mapping[str, float], budget_w: float | None) -> float:
+    """Return the watts within which GPUs that can be read get their caps from before.
+
+    That is the sum of those caps, or the budget that a config names, where it is more. What a GPU that cannot be read
+    may draw is taken off: nobody knows its limits, so it counts at the highest of the others.
+
+    :param before_w: of all GPUs that are noted.
+    """
+    devices = {device.uuid: device for device in equipment.devices}
+    hidden = [uuid for uuid in before_w if uuid not in devices] if assembly.unreadable(equipment.backend) else []
+    before_all_w = math.fsum(before_w[uuid] for uuid in (*devices, *hidden))
+    highest_w = max(device.max_w for device in equipment.devices)
+    return max(budget_w or 0.0, before_all_w) - highest_w * len(hidden)
+
+
+def _missing(left: Mapping[str, str], before_w: Mapping[str, float], state: Path) -> str:
+    """Return what to say of GPUs that take no part in `restore`; nothing without any."""
+    if not left:
+        return ""
+    uuid, why = next(iter(left.items()))
+    more = f", as do those of {len(left) - 1} more GPUs" if len(left) > 1 else ""
+    return f"{uuid}: {why}; its cap of {before_w[uuid]:g} W from before stays noted in {state}{more}"
+
+
+def _wanted(config: str | None, backend: str | None, state: Path | None) -> tuple[NodeConfig, float | None]:
+    """Return the section node of a config, or the default one, with the options given; and the budget it names."""
+    loaded = None if config is None else load(find(config))
+    wanted = NodeConfig() if loaded is None else loaded.node
     given: dict[str, Any] = {}
     if backend is not None:
         given["backend"] = Choice(name=backend)
     if state is not None:
         given["state"] = state
-    return wanted.model_copy(update=given)
+    return wanted.model_copy(update=given), None if loaded is None else assembly.named_budget_w(loaded)
 
 
 def _ready(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) -> PowerNode:
     """Return a node of these GPUs, once each has told its cap. Raises HostError for one that does not."""
-    node = _node(wanted, saved, equipment)
+    node = _node(wanted, saved, equipment, math.inf)
     if not assembly.until(node, lambda: node.ready, daemon.START_S):
         silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
         raise HostError(f"{silent.why or silent.device.uuid + ' does not answer'}; nothing was changed")
     return node
 
 
-def _node(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) -> PowerNode:
+def _node(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment, budget_w: float) -> PowerNode:
     return PowerNode(
         equipment.backend,
         equipment.devices,
-        math.inf,
+        budget_w,
         equipment.threads,
         saved=saved,
         patience=assembly.patience(wanted),

@@ -138,17 +138,19 @@ def forbidden(node: PowerNode) -> str | None:
     return next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), None)
 
 
-def give_back(node: PowerNode, saved: SavedCaps, within_s: float) -> None:
+def give_back(node: PowerNode, saved: SavedCaps, within_s: float, allowed_w: float | None = None) -> None:
     """Put the caps from before back. Raises HostError when that cannot be done; then they stay saved.
 
     Those of a process that was killed are put back also when this one ends before it has changed anything itself.
+
+    :param allowed_w: as for `PowerNode.give_back`.
     """
     if not node.before_w:
         if not saved.load():
             return
         assembly.until(node, lambda: node.ready, within_s)
         node.keep_before()
-    node.give_back()
+    node.give_back(allowed_w)
     if not assembly.until(node, lambda: not node.not_back, within_s):
         left = ", ".join(node.not_back[:1])
         raise HostError(f"after {within_s:g} s not all caps from before are back ({left}); run pdplugins power restore")
