@@ -60,8 +60,8 @@ def _policy(kind: Kind) -> CollectorRegistry:
 
 def _node() -> CollectorRegistry:
     registry = CollectorRegistry()
-    caps = SimpleNamespace(accounts={}, budget_w=0.0, kept_w=0.0)
-    NodeMetrics(registry).node = SimpleNamespace(gpus={}, caps=caps, counts={})  # type: ignore[assignment]
+    caps = SimpleNamespace(accounts={}, budget_w=0.0)
+    NodeMetrics(registry).node = SimpleNamespace(gpus={}, caps=caps, counts={}, kept_w=0.0)  # type: ignore[assignment]
     return registry
 
 

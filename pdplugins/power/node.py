@@ -131,7 +131,13 @@ class PowerNode:
     @property
     def ready(self) -> bool:
         """Whether the cap of every device is known."""
-        return len(self.caps.accounts) == len(self.gpus)
+        return all(gpu.reading is not None for gpu in self.gpus.values())
+
+    @property
+    def kept_w(self) -> float:
+        """The most that all devices may draw now. One that has not told its cap counts at the highest it takes."""
+        silent = [gpu.device.max_w for uuid, gpu in self.gpus.items() if uuid not in self.caps.accounts]
+        return self.caps.kept_w + math.fsum(silent)
 
     @property
     def writes(self) -> bool:
@@ -202,14 +208,22 @@ class PowerNode:
         :param allowed_w: what all may draw from now on. Without it the sum of the caps from before, where that is more
             than the budget.
         """
-        known = {uuid: watts for uuid, watts in self._before_w.items() if uuid in self.caps.accounts}
         if allowed_w is None:
-            allowed_w = max(self.caps.budget_w or 0.0, math.fsum(known.values()))
-        self.caps.budget_w = allowed_w + GRAIN_W * len(known)
-        self.caps.aim(known)
+            allowed_w = max(self.caps.budget_w or 0.0, math.fsum(self._before_w.values()))
+        self.caps.budget_w = allowed_w + GRAIN_W * len(self._before_w)
+        self._count_silent()
+        self.caps.aim(self._before_w)
         for gpu in self.gpus.values():
             gpu.rests_s = -math.inf
         self._held_until_s = math.inf
+
+    def _count_silent(self) -> None:
+        """Count the devices that never told their cap at the highest they take: others get nothing on their account."""
+        for uuid, gpu in self.gpus.items():
+            if uuid not in self.caps.accounts:
+                gpu.lost = True
+                self.caps.open(uuid, gpu.device.max_w)
+                self.caps.lost(uuid, gpu.device.max_w)
 
     @property
     def not_back(self) -> list[str]:
@@ -253,7 +267,7 @@ class PowerNode:
         if self.writes and self._before_w:
             for uuid, cap_w in self.caps.due():
                 gpu = self.gpus[uuid]
-                if gpu.call is None and now_s >= gpu.rests_s:
+                if uuid in self._before_w and gpu.call is None and now_s >= gpu.rests_s:
                     self.caps.writes(uuid, cap_w)
                     gpu.begin(self._starts(uuid, self._write(uuid, cap_w)), now_s, cap_w)
         for uuid, gpu in self.gpus.items():

@@ -114,7 +114,10 @@ def killed_with_two(power: Power) -> tuple[str, str]:
         saved.save({one: 700.0, other: 300.0})
     for gpu, watts in zip(power.node.gpu[:2], (300.0, 700.0), strict=True):
         gpu.limit_mw, gpu.kept_w = int(watts * 1000), watts
-    power.write(power={"name": "rapid", "budget_w": 900, "max_w": 700}, node={"restore_s": 2.0})
+    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1, "tp": 1}}
+    deployment = {"profile": "mi300x/llama-3.1-8b", "gpu_budget": 2, **pools}
+    policy = {"name": "rapid", "budget_w": 900, "min_w": 200, "max_w": 700}
+    power.write(deployment=deployment, power=policy, node={"restore_s": 2.0})
     return one, other
 
 
@@ -140,6 +143,20 @@ def test_restore_raises_no_cap_while_another_gpu_keeps_its_watts(power: Power, t
     assert power.node.limits_w() == [300.0, 700.0]
     with closing(SavedCaps(power.state)) as saved:
         assert len(saved.load()) == 2
+
+
+def test_the_end_gives_no_watts_away_that_a_silent_gpu_may_draw(power: Power) -> None:
+    """It fell off the bus after the checks of the start, and before it told its cap."""
+    _, other = killed_with_two(power)
+    power.node.gpu[1].read_delay_s = 0.5
+    port = free_port()
+    process = power.start("--metrics-port", str(port))
+    assert until(lambda: "pdplugins_power_over_budget_watts" in power.metrics(port))
+    power.node.gpu[1].read_fault = 15
+    said = power.end(process)
+    assert process.returncode == 2
+    assert f"not all caps from before are back ({other}); run pdplugins power restore" in said.splitlines()[-1]
+    assert power.node.limits_w() == [300.0, 700.0]
 
 
 def test_a_second_controller_is_told_who_the_first_one_is(power: Power) -> None:

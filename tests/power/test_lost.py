@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,49 @@ def test_caps_from_before_come_back_though_one_gpu_does_not_answer(saved: SavedC
         daemon.give_back(anew, saved, 0.5)
     assert [node.bus.read(uuid).cap_w for uuid in EVEN if uuid != LOST] == [650.0] * 3
     assert LOST in saved.load()
+
+
+def test_the_end_counts_a_gpu_that_never_told_its_cap_at_its_highest(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    before_w = {**EVEN, "SIM-0": 700.0, LOST: 500.0}
+    saved.save(before_w)
+    node.it = PowerNode(node.bus, node.bus.devices(), 2400.0, at_once, saved=saved)
+    node.bus.deaf_to_reads = True
+    node.run(1.0)
+    assert node.it.kept_w == 2500.0
+    node.it.keep_before()
+    node.it.give_back()
+    node.run(20.0)
+    assert node.it.not_back == [LOST, "SIM-0"]
+    assert [node.bus.read(uuid).cap_w for uuid in EVEN if uuid != LOST] == [600.0] * 3
+    node.bus.deaf_to_reads = False
+    node.run(5.0)
+    assert node.it.not_back == []
+    assert {uuid: node.bus.read(uuid).cap_w for uuid in EVEN} == before_w
+
+
+def test_a_gpu_whose_cap_from_before_nobody_knows_keeps_the_one_it_has(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    saved.save({uuid: 650.0 for uuid in EVEN if uuid != LOST})
+    node.it = PowerNode(node.bus, node.bus.devices(), 2800.0, at_once, saved=saved)
+    node.bus.deaf_to_reads = True
+    node.run(1.0)
+    node.it.keep_before()
+    node.it.give_back()
+    node.run(1.0)
+    node.bus.deaf_to_reads = False
+    node.run(20.0)
+    assert [node.bus.read(uuid).cap_w for uuid in EVEN] == [650.0] * 3 + [600.0]
+
+
+def test_the_end_waits_no_longer_than_it_may_though_a_gpu_is_silent(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    anew = PowerNode(node.bus, node.bus.devices(), 2400.0, at_once, saved=saved)
+    node.bus.deaf_to_reads = True
+    begun_s = time.monotonic()
+    with pytest.raises(HostError, match="not all caps from before are back"):
+        daemon.give_back(anew, saved, 1.0)
+    assert time.monotonic() - begun_s < 1.8
 
 
 def test_a_roll_back_returns_the_others_to_caps_of_after_the_loss(saved: SavedCaps) -> None:

@@ -143,15 +143,17 @@ def give_back(node: PowerNode, saved: SavedCaps, within_s: float, allowed_w: flo
 
     Those of a process that was killed are put back also when this one ends before it has changed anything itself.
 
+    :param within_s: for all of it. Half of that is for GPUs that have not told their caps yet.
     :param allowed_w: as for `PowerNode.give_back`.
     """
+    end_s = time.monotonic() + within_s
     if not node.before_w:
         if not saved.load():
             return
-        assembly.until(node, lambda: node.ready, within_s)
+        assembly.until(node, lambda: node.ready, within_s / 2)
         node.keep_before()
     node.give_back(allowed_w)
-    if not assembly.until(node, lambda: not node.not_back, within_s):
+    if not assembly.until(node, lambda: not node.not_back, end_s - time.monotonic()):
         left = ", ".join(node.not_back[:1])
         raise HostError(f"after {within_s:g} s not all caps from before are back ({left}); run pdplugins power restore")
     node.forget()

@@ -56,7 +56,7 @@ class NodeMetrics(Collector):
         yield from (*gauges.values(), energy)
         budget_w = node.caps.budget_w or 0.0
         yield GaugeMetricFamily(prefix + "budget_watts", "What all caps may sum to", value=budget_w)
-        over_w = max(node.caps.kept_w - budget_w, 0.0)
+        over_w = max(node.kept_w - budget_w, 0.0)
         yield GaugeMetricFamily(prefix + "over_budget_watts", "By which all may exceed the budget now", value=over_w)
         events = CounterMetricFamily(
             prefix + "events",
