@@ -54,6 +54,7 @@ class Gpu:
         "reading",
         "refusal",
         "rests_s",
+        "stuck",
         "told_s",
         "wanted_w",
         "why",
@@ -71,6 +72,8 @@ class Gpu:
         """Readings in a row that say the same: within a cap that is new, or beyond one that was obeyed."""
         self.lost = False
         """Whether it fell silent during a change, which was rolled back, and has not answered since."""
+        self.stuck = False
+        """Whether it may draw more than it should, and nothing tells that this ends."""
         self.told_s = -math.inf
         """When its cap changed last."""
         self.rests_s = -math.inf
@@ -173,19 +176,26 @@ class PowerNode:
     def fit(self) -> None:
         """Want lower caps where those that are wanted exceed the budget, each by the same share of what it may fall.
 
-        A policy may want too much, or nothing at all, the budget may have become smaller, and a lost GPU counts at its
-        most. That does not wait for the end of a rollback: lower caps are always safe.
+        A policy may want too much, or nothing at all, and the budget may have become smaller. What a GPU may draw that
+        does not come down, the others make room for, as for a lost one: both count at their most. Nothing of that
+        waits for the end of a rollback: lower caps are always safe.
         """
         lost_w = {uuid: account.kept_w for uuid, account in self.caps.accounts.items() if account.lost}
-        wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()} | lost_w
+        self._fit_beside(lost_w)
+        stuck = {uuid: self.caps.accounts[uuid] for uuid, gpu in self.gpus.items() if gpu.stuck}
+        self._fit_beside({uuid: max(one.target_w, one.kept_w) for uuid, one in stuck.items()} | lost_w)
+
+    def _fit_beside(self, fixed_w: Mapping[str, float]) -> None:
+        """Lower what is wanted of the others until all fits, where some count at given watts whatever is wanted."""
+        wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()} | dict(fixed_w)
         budget_w, total_w = self.caps.budget_w, math.fsum(wanted.values())
         if budget_w is None or total_w <= budget_w + GRAIN_W:
             return
-        lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()} | lost_w
+        lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()} | dict(fixed_w)
         least_w = math.fsum(lowest.values())
         share = max(budget_w - least_w, 0.0) / (total_w - least_w) if total_w > least_w else 0.0
         fitted = {uuid: math.floor(low_w + share * (wanted[uuid] - low_w)) for uuid, low_w in lowest.items()}
-        self.caps.aim({uuid: max(watts, lowest[uuid]) for uuid, watts in fitted.items() if uuid not in lost_w})
+        self.caps.aim({uuid: max(watts, lowest[uuid]) for uuid, watts in fitted.items() if uuid not in fixed_w})
 
     def _lowest_w(self, uuid: str) -> float:
         return max(self.gpus[uuid].device.min_w, self._floor_w)
@@ -263,6 +273,7 @@ class PowerNode:
         """Take in what has come back, see to changes that are too late, and begin what is due. Never waits."""
         for uuid, gpu in self.gpus.items():
             self._take_in(uuid, gpu, now_s)
+            gpu.stuck = self._is_stuck(uuid, gpu, now_s)
         self._roll_back_late(now_s)
         if self.writes and self._before_w:
             for uuid, cap_w in self.caps.due():
@@ -360,6 +371,13 @@ class PowerNode:
     def _fault(self, gpu: Gpu, error: DeviceError) -> None:
         gpu.fault, gpu.why = error.fault, str(error)
         self.counts[error.fault] += 1
+
+    def _is_stuck(self, uuid: str, gpu: Gpu, now_s: float) -> bool:
+        """Tell whether a lower cap was refused or hangs, or the draw has not followed it for too long."""
+        if (account := self.caps.accounts.get(uuid)) is None:
+            return False
+        since_s = gpu.began_s if account.writing_w is not None else gpu.told_s
+        return bool(gpu.refusal) or (not self.caps.settled(uuid) and since_s < now_s - self.patience.obey_s)
 
     def _roll_back_late(self, now_s: float) -> None:
         """Roll back changes that are too late. A lost GPU has that once, and then waits alone, counted at its most."""

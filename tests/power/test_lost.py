@@ -16,7 +16,7 @@ from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.power import daemon
 from pdplugins.hosts.power.metrics import NodeMetrics
 from pdplugins.power.calls import Call
-from pdplugins.power.node import Patience, PowerNode
+from pdplugins.power.node import GRAIN_W, Patience, PowerNode
 from pdplugins.power.saved import SavedCaps
 from pdplugins.power.simulated import SimulatedBackend, SimulatedSettings
 from pdplugins.types import DeviceError, DeviceFault, Reading
@@ -68,12 +68,16 @@ class Node:
 
     def __init__(self, saved: SavedCaps, budget_w: float) -> None:
         self.bus = Bus()
-        self.it = PowerNode(self.bus, self.bus.devices(), budget_w, at_once, saved=saved)
+        self.hangs: str | None = None
+        self.it = PowerNode(self.bus, self.bus.devices(), budget_w, self.begin, saved=saved)
         self.run(0.2)
         self.it.keep_before()
         assert self.aim(EVEN)
         self.run(5.0)
         assert self.it.caps.complete
+
+    def begin(self, uuid: str, work: Callable[[], T]) -> Call[T]:
+        return Call() if uuid == self.hangs else at_once(uuid, work)
 
     def aim(self, caps_w: dict[str, float]) -> bool:
         return self.it.aim(caps_w, self.bus.now_s)
@@ -165,7 +169,45 @@ def test_a_smaller_budget_does_not_wait_for_a_roll_back(saved: SavedCaps) -> Non
     node.it.caps.budget_w = 2000.0
     node.it.fit()
     node.run(2.0)
-    assert sum(node.caps_w()) <= 2200.0, "all but the one that rests have fallen"
+    assert node.caps_w() == [466.0, 600.0, 466.0, 466.0], "the others make room for the one that rests"
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "hangs", "draws"])
+def test_the_others_make_room_for_a_gpu_that_does_not_come_down(saved: SavedCaps, trouble: str) -> None:
+    """A smaller budget, and one GPU refuses its lower cap, hangs in it, or draws more than it."""
+    node = Node(saved, 2400.0)
+    if trouble == "hangs":
+        node.hangs = LOST
+    elif trouble == "refuses":
+        node.bus.refuses = LOST
+    else:
+        node.bus.more_w = 150.0
+    node.it.caps.budget_w = 1800.0
+
+    def decide() -> None:
+        node.aim(dict.fromkeys(EVEN, 450.0))
+        node.it.fit()
+        node.run(0.5)
+
+    for _ in range(12):
+        decide()
+    for _ in range(40):
+        decide()
+        assert node.it.caps.kept_w <= 1800.0 + GRAIN_W
+    assert node.caps_w()[:3] == [400.0] * 3
+
+
+def test_a_gpu_that_comes_down_at_last_gives_the_others_their_watts_back(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    node.bus.refuses = LOST
+    node.it.caps.budget_w = 1800.0
+    for refuses in (LOST, None):
+        node.bus.refuses = refuses
+        for _ in range(40):
+            node.aim(dict.fromkeys(EVEN, 450.0))
+            node.it.fit()
+            node.run(0.5)
+    assert node.caps_w() == [450.0] * 4
 
 
 def test_lost_before_it_was_seen_to_obey(saved: SavedCaps) -> None:
