@@ -41,6 +41,11 @@ class Patience:
     """By which the draw of a device that keeps its cap may exceed it: sensors and firmware are that exact."""
 
 
+def nearest_w(device: Device, floor_w: float, cap_w: float) -> float:
+    """Return the cap nearest to a wanted one, in watts, that a device takes and that is not below the floor."""
+    return max(min(cap_w, device.max_w), device.min_w, floor_w)
+
+
 class Gpu:
     """One device, and what is known of it."""
 
@@ -218,14 +223,19 @@ class PowerNode:
         :param allowed_w: what all may draw from now on. Without it the sum of the caps from before, where that is more
             than the budget.
         """
+        caps_w = {uuid: self.back_w(uuid) for uuid in self._before_w}
         if allowed_w is None:
-            allowed_w = max(self.caps.budget_w or 0.0, math.fsum(self._before_w.values()))
-        self.caps.budget_w = allowed_w + GRAIN_W * len(self._before_w)
+            allowed_w = max(self.caps.budget_w or 0.0, math.fsum(caps_w.values()))
+        self.caps.budget_w = allowed_w + GRAIN_W * len(caps_w)
         self._count_silent()
-        self.caps.aim(self._before_w)
+        self.caps.aim(caps_w)
         for gpu in self.gpus.values():
             gpu.rests_s = -math.inf
         self._held_until_s = math.inf
+
+    def back_w(self, uuid: str) -> float:
+        """Return the cap that a device gets back: the one from before, as near as its limits and the floor let it."""
+        return nearest_w(self.gpus[uuid].device, self._floor_w, self._before_w[uuid])
 
     def _count_silent(self) -> None:
         """Count the devices that never told their cap at the highest they take: others get nothing on their account."""
@@ -238,7 +248,7 @@ class PowerNode:
     @property
     def not_back(self) -> list[str]:
         """The devices that do not have the cap from before, or do not say so; those that only wait last."""
-        missing = [uuid for uuid, watts in self._before_w.items() if not self._is_back(uuid, watts)]
+        missing = [uuid for uuid in self._before_w if not self._is_back(uuid)]
         return sorted(missing, key=self._waits)
 
     def _waits(self, uuid: str) -> bool:
@@ -248,13 +258,13 @@ class PowerNode:
             return False
         return account.writing_w is None and account.target_w > account.told_w
 
-    def _is_back(self, uuid: str, watts: float) -> bool:
+    def _is_back(self, uuid: str) -> bool:
         account = self.caps.accounts.get(uuid)
         return (
             account is not None
             and account.writing_w is None
             and account.known
-            and abs(account.told_w - watts) <= GRAIN_W
+            and abs(account.told_w - self.back_w(uuid)) <= GRAIN_W
             and self.gpus[uuid].fault is None
         )
 

@@ -12,12 +12,15 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.files import write_whole
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST_BYTES = 2**20
+SCHEMA = 1
+"""Of the file."""
 
 
 class SavedCaps:
@@ -53,7 +56,7 @@ class SavedCaps:
 
     def save(self, caps_w: Mapping[str, float]) -> None:
         """Write the caps down, so that they are on the disk when this returns. Raises ConfigError."""
-        write_whole(self._path, json.dumps({"schema": 1, "boot": _boot(), "caps_w": dict(caps_w)}), 0o644)
+        write_whole(self._path, json.dumps({"schema": SCHEMA, "boot": _boot(), "caps_w": dict(caps_w)}), 0o644)
         for path in (self._path, self._path.parent):
             handle = os.open(path, os.O_RDONLY)
             try:
@@ -81,16 +84,24 @@ def saved_caps(folder: Path) -> dict[str, float]:
             data = json.loads(file.read(MOST_BYTES))
         if data["boot"] != _boot():
             return {}
-        caps_w = {str(uuid): float(watts) for uuid, watts in data["caps_w"].items()}
+        schema, caps_w = data["schema"], {str(uuid): _watts(watts) for uuid, watts in data["caps_w"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be read ({one_line(error, 60)}); set the caps by hand, then remove it"
         ) from None
+    if schema != SCHEMA:
+        raise ConfigError(f"{path} is of another version of pdplugins; restore with that one, or set the caps by hand")
     if not all(math.isfinite(watts) and watts > 0 for watts in caps_w.values()):
         raise ConfigError(f"{path} holds a cap that is none; set the caps by hand, then remove it")
     return caps_w
+
+
+def _watts(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number of watts")
+    return float(value)
 
 
 def _boot() -> str:

@@ -159,6 +159,18 @@ def test_the_end_gives_no_watts_away_that_a_silent_gpu_may_draw(power: Power) ->
     assert power.node.limits_w() == [300.0, 700.0]
 
 
+def test_no_noted_cap_is_put_back_below_the_floor(power: Power) -> None:
+    """AMD's driver takes any cap."""
+    uuids = killed_with_two(power)
+    for gpu in power.node.gpu[:2]:
+        gpu.min_mw = 0
+    with closing(SavedCaps(power.state)) as saved:
+        saved.save(dict.fromkeys(uuids, 5.0))
+    done = power.do("restore", "--config", str(power.config))
+    assert (done.returncode, power.node.limits_w()) == (0, [100.0, 100.0]), done.stderr
+    assert f"{uuids[1]}: its cap from before, 5 W, is outside its limits; it gets 100 W" in done.stderr
+
+
 def test_a_second_controller_is_told_who_the_first_one_is(power: Power) -> None:
     process = power.start()
     assert power.settled_at(*OURS_W)

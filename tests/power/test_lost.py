@@ -12,10 +12,11 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pdplugins.config import Config, NodeConfig
 from pdplugins.errors import ConfigError, HostError
-from pdplugins.hosts.power import daemon
+from pdplugins.hosts.power import assembly, daemon
 from pdplugins.hosts.power.metrics import NodeMetrics
-from pdplugins.power.calls import Call
+from pdplugins.power.calls import Call, DeviceThreads
 from pdplugins.power.node import GRAIN_W, Patience, PowerNode
 from pdplugins.power.saved import SavedCaps
 from pdplugins.power.simulated import SimulatedBackend, SimulatedSettings
@@ -251,6 +252,29 @@ def test_no_cap_is_below_the_floor_whatever_a_device_takes(tmp_path: Path) -> No
     node.fit()
     assert {account.target_w for account in node.caps.accounts.values()} == {300.0}
     saved.close()
+
+
+def test_no_cap_from_before_comes_back_below_the_floor_or_above_the_limit(saved: SavedCaps) -> None:
+    """What is noted may be damaged, or of a driver that took other caps."""
+    node = Node(saved, 2400.0)
+    saved.save({**EVEN, "SIM-0": 5.0, "SIM-1": 5000.0})
+    node.it = PowerNode(node.bus, node.bus.devices(), 2400.0, at_once, saved=saved, floor_w=250.0)
+    node.run(1.0)
+    node.it.keep_before()
+    node.it.give_back()
+    assert node.it.caps.budget_w == pytest.approx(2400.0, abs=1.0)
+    node.run(10.0)
+    assert node.it.not_back == []
+    assert node.caps_w() == [250.0, 700.0, 600.0, 600.0]
+
+
+def test_a_gpu_that_takes_no_part_gets_no_cap_below_the_floor(saved: SavedCaps) -> None:
+    bus = Bus()
+    saved.save({LOST: 5.0})
+    equipment = assembly.Equipment(bus, bus.devices()[:3], DeviceThreads())
+    daemon.restore_others(Config(node=NodeConfig(floor_w=250.0)), equipment, saved)
+    assert bus.read(LOST).cap_w == 250.0
+    assert saved.load() == {}
 
 
 def test_a_smaller_budget_is_kept_though_the_policy_wants_nothing(saved: SavedCaps) -> None:

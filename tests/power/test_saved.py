@@ -51,16 +51,26 @@ def test_after_a_restart_of_the_machine_nothing_is_to_be_put_back(
         "[]",
         '{"caps_w": {}}',
         "{" * 10_000,
-        '{"boot": "B"}',
-        '{"boot": "B", "caps_w": {"a": "x"}}',
-        '{"boot": "B", "caps_w": {"a": -1}}',
-        '{"boot": "B", "caps_w": {"a": 1' + "0" * 400 + "}}",
+        '{"schema": 1, "boot": "B"}',
+        '{"boot": "B", "caps_w": {"a": 1}}',
+        '{"schema": 1, "boot": "B", "caps_w": {"a": "x"}}',
+        '{"schema": 1, "boot": "B", "caps_w": {"a": "1"}}',
+        '{"schema": 1, "boot": "B", "caps_w": {"a": true}}',
+        '{"schema": 1, "boot": "B", "caps_w": {"a": -1}}',
+        '{"schema": 1, "boot": "B", "caps_w": {"a": 1' + "0" * 400 + "}}",
     ],
 )
 def test_a_file_that_is_none_stops_the_start_instead_of_being_forgotten(tmp_path: Path, text: str) -> None:
     boot = module.BOOT_ID.read_text().strip()
     (tmp_path / "caps.json").write_text(text.replace('"B"', json.dumps(boot)))
     with pytest.raises(ConfigError, match="set the caps by hand, then remove it"):
+        saved_caps(tmp_path)
+
+
+def test_a_file_of_another_version_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
+    boot = module.BOOT_ID.read_text().strip()
+    (tmp_path / "caps.json").write_text(json.dumps({"schema": 9, "boot": boot, "caps_w": {"a": 1}}))
+    with pytest.raises(ConfigError, match="is of another version of pdplugins; restore with that one"):
         saved_caps(tmp_path)
 
 

@@ -17,7 +17,7 @@ from pdplugins.contracts.power import Device, DeviceError, Reading
 from pdplugins.errors import ConfigError, HostError, shown
 from pdplugins.files import check_apart
 from pdplugins.hosts.power import assembly, daemon
-from pdplugins.power.node import PowerNode
+from pdplugins.power.node import PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps, saved_caps
 
 app = typer.Typer(
@@ -100,7 +100,7 @@ def restore(config: ConfigName = None, backend: Backend = None, state: State = N
         equipment, left = assembly.equip_those_there(wanted, before_w)
         missing = _missing(left, before_w, wanted.state)
         if equipment.devices:
-            allowed_w = _allowed_w(equipment, before_w, budget_w)
+            allowed_w = _allowed_w(equipment, before_w, wanted.floor_w, budget_w)
             node = _node(wanted, saved, equipment, allowed_w)
             try:
                 daemon.give_back(node, saved, wanted.restore_s, allowed_w)
@@ -173,7 +173,9 @@ def _dry_run(name: str, as_json: bool) -> None:
     typer.echo(f"budget {assembly.budget_w(config):g} W; nothing was changed")
 
 
-def _allowed_w(equipment: assembly.Equipment, before_w: Mapping[str, float], budget_w: float | None) -> float:
+def _allowed_w(
+    equipment: assembly.Equipment, before_w: Mapping[str, float], floor_w: float, budget_w: float | None
+) -> float:
     """Return the watts within which GPUs that can be read get their caps from before.
 
     That is the sum of those caps, or the budget that a config names, where it is more. What a GPU that cannot be read
@@ -183,9 +185,10 @@ def _allowed_w(equipment: assembly.Equipment, before_w: Mapping[str, float], bud
     """
     devices = {device.uuid: device for device in equipment.devices}
     hidden = [uuid for uuid in before_w if uuid not in devices] if assembly.unreadable(equipment.backend) else []
-    before_all_w = math.fsum(before_w[uuid] for uuid in (*devices, *hidden))
     highest_w = max(device.max_w for device in equipment.devices)
-    return max(budget_w or 0.0, before_all_w) - highest_w * len(hidden)
+    back_w = [nearest_w(device, floor_w, before_w[uuid]) for uuid, device in devices.items()]
+    hidden_w = [min(before_w[uuid], highest_w) for uuid in hidden]
+    return max(budget_w or 0.0, math.fsum(back_w + hidden_w)) - highest_w * len(hidden)
 
 
 def _missing(left: Mapping[str, str], before_w: Mapping[str, float], state: Path) -> str:
@@ -226,6 +229,7 @@ def _node(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment, b
         equipment.threads,
         saved=saved,
         patience=assembly.patience(wanted),
+        floor_w=wanted.floor_w,
     )
 
 

@@ -33,7 +33,7 @@ from pdplugins.hosts.power.roles import (
     command_step,
     role_switch_step,
 )
-from pdplugins.power.node import PowerNode
+from pdplugins.power.node import PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps
 from pdplugins.processes.ending import end_within
 from pdplugins.processes.keys import read_secret
@@ -153,11 +153,18 @@ def give_back(node: PowerNode, saved: SavedCaps, within_s: float, allowed_w: flo
         assembly.until(node, lambda: node.ready, within_s / 2)
         node.keep_before()
     node.give_back(allowed_w)
+    for uuid, watts in node.before_w.items():
+        _tell_moved(uuid, watts, node.back_w(uuid))
     if not assembly.until(node, lambda: not node.not_back, end_s - time.monotonic()):
         left = ", ".join(node.not_back[:1])
         raise HostError(f"after {within_s:g} s not all caps from before are back ({left}); run pdplugins power restore")
     node.forget()
     log.info("the caps from before are back")
+
+
+def _tell_moved(uuid: str, before_w: float, back_w: float) -> None:
+    if back_w != before_w:
+        log.warning("%s: its cap from before, %g W, is outside its limits; it gets %g W", uuid, before_w, back_w)
 
 
 def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCaps) -> None:
@@ -168,20 +175,22 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
         return
     backend, threads, within_s = equipment.backend, equipment.threads, START_S
     left: dict[str, float] = {}
-    present = {device.uuid for device in assembly.finished(threads("", backend.devices), within_s)}
+    present = {device.uuid: device for device in assembly.finished(threads("", backend.devices), within_s)}
     for uuid, watts in others.items():
         if uuid not in present:
             why = assembly.unreadable(backend).get(uuid, "it is not there any more")
             log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, why)
             left[uuid] = watts
             continue
+        back_w = nearest_w(present[uuid], config.node.floor_w, watts)
+        _tell_moved(uuid, watts, back_w)
         try:
-            assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
+            assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, back_w)), within_s)
         except DeviceError as error:
             log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, error)
             left[uuid] = watts
         else:
-            log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
+            log.info("%s takes no part any more; it has its cap of %g W from before", uuid, back_w)
     saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine} | left)
 
 
