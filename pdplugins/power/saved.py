@@ -47,8 +47,12 @@ class SavedCaps:
             raise HostError(
                 f"process {one_line(other)} sets the caps of this node already (it has {lock}); stop it first"
             ) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            self.close()
+            raise self._no_room(error) from None
 
     def load(self) -> dict[str, float]:
         """Return what `saved_caps` returns for this folder."""
@@ -57,16 +61,18 @@ class SavedCaps:
     def save(self, caps_w: Mapping[str, float]) -> None:
         """Write the caps down, so that they are on the disk when this returns. Raises ConfigError."""
         write_whole(self._path, json.dumps({"schema": SCHEMA, "boot": _boot(), "caps_w": dict(caps_w)}), 0o644)
-        for path in (self._path, self._path.parent):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        try:
+            for path in (self._path, self._path.parent):
+                _to_disk(path)
+        except OSError as error:
+            raise self._no_room(error) from None
 
     def clear(self) -> None:
         """Forget them: they have been put back."""
         self._path.unlink(missing_ok=True)
+
+    def _no_room(self, error: OSError) -> ConfigError:
+        return ConfigError(f"node.state {self._path.parent}: {error.strerror}; make room there, or name another folder")
 
     def close(self) -> None:
         """Give the lock back."""
@@ -96,6 +102,15 @@ def saved_caps(folder: Path) -> dict[str, float]:
     if not all(math.isfinite(watts) and watts > 0 for watts in caps_w.values()):
         raise ConfigError(f"{path} holds a cap that is none; set the caps by hand, then remove it")
     return caps_w
+
+
+def _to_disk(path: Path) -> None:
+    """Return once a file or a folder is on the disk as it is now."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _watts(value: Any) -> float:

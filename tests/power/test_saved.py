@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -84,6 +85,25 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
             SavedCaps(folder)
     finally:
         os.seteuid(0)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = f"node.state {tmp_path}: No space left on device; make room there"
+    one = SavedCaps(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", full)
+        with pytest.raises(ConfigError, match=says):
+            one.save({"GPU-a": 650.0})
+    one.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "pwrite", full)
+        with pytest.raises(ConfigError, match=says):
+            SavedCaps(tmp_path)
+    SavedCaps(tmp_path).close()  # nobody has the lock
 
 
 def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
