@@ -246,6 +246,26 @@ def test_cap_sets_and_restore_puts_back(power: Power) -> None:
     assert power.node.limits_w() == BEFORE_W
 
 
+def test_cap_raises_nothing_above_the_budget_that_the_config_names(power: Power) -> None:
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    named = ("--config", str(power.config))
+    assert power.do("cap", "all=600", *named).returncode == 0
+    seen = power.node.writes
+    done = power.do("cap", f"{uuids[0]}=700", *named)
+    assert done.returncode == 2
+    assert "all caps would sum to 4900 W, the config names a budget of 4800 W; ask for lower caps" in done.stderr
+    assert power.node.writes == seen
+    done = power.do("cap", f"{uuids[0]}=700", f"{uuids[1]}=500", *named)
+    assert (done.returncode, power.node.limits_w()[:2]) == (0, [700.0, 500.0]), done.stderr
+    assert max(power.node.sums_w(OURS_W, seen)) == 4800.0
+
+
+def test_cap_lowers_a_cap_also_where_all_exceed_the_budget(power: Power) -> None:
+    (first, *_) = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    done = power.do("cap", f"{first}=300", "--config", str(power.config))
+    assert (done.returncode, power.node.limits_w()) == (0, [300.0, *BEFORE_W[1:]]), done.stderr
+
+
 @pytest.mark.parametrize(
     ("cap", "says"),
     [

@@ -17,7 +17,7 @@ from pdplugins.contracts.power import Device, DeviceError, Reading
 from pdplugins.errors import ConfigError, HostError, shown
 from pdplugins.files import check_apart
 from pdplugins.hosts.power import assembly, daemon
-from pdplugins.power.node import PowerNode, nearest_w
+from pdplugins.power.node import GRAIN_W, PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps, saved_caps
 
 app = typer.Typer(
@@ -120,8 +120,11 @@ def cap(
     backend: Backend = None,
     state: State = None,
 ) -> None:
-    """Set caps once, those that fall first, and leave them. `restore` puts the caps from before back."""
-    wanted, _ = _wanted(config, backend, state)
+    """Set caps once, those that fall first, and leave them. `restore` puts the caps from before back.
+
+    No cap rises where all together would exceed the budget that the config names.
+    """
+    wanted, budget_w = _wanted(config, backend, state)
     asked = dict(_cap(text) for text in caps)
     equipment = assembly.equip(wanted)
     uuids = [device.uuid for device in equipment.devices]
@@ -134,8 +137,7 @@ def cap(
     saved = SavedCaps(wanted.state)
     try:
         node = _ready(wanted, saved, equipment)
-        told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
-        node.caps.budget_w = max(math.fsum(told_w.values()), math.fsum((told_w | caps_w).values()))
+        node.caps.budget_w = _budget_of_cap(node, caps_w, budget_w)
         node.check(caps_w)
         noted = bool(saved.load())
         node.keep_before()
@@ -171,6 +173,23 @@ def _dry_run(name: str, as_json: bool) -> None:
         table.add_row(str(row["uuid"]), str(row["worker"]), str(row["role"]), _watts(row["cap_w"]))
     Console(highlight=False, soft_wrap=True).print(table)
     typer.echo(f"budget {assembly.budget_w(config):g} W; nothing was changed")
+
+
+def _budget_of_cap(node: PowerNode, caps_w: Mapping[str, float], budget_w: float | None) -> float:
+    """Return what all GPUs may draw while these caps are set. Raises ConfigError for caps that rise above the budget.
+
+    :param budget_w: that the config names. Without it, all may draw what the old caps allow, or the new ones.
+    """
+    told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
+    new_w = math.fsum((told_w | dict(caps_w)).values())
+    if budget_w is None:
+        return max(math.fsum(told_w.values()), new_w)
+    if new_w > budget_w + GRAIN_W and any(watts > told_w[uuid] for uuid, watts in caps_w.items()):
+        raise ConfigError(
+            f"all caps would sum to {new_w:g} W, the config names a budget of {budget_w:g} W; ask for lower caps, or "
+            "raise the budget in the config"
+        )
+    return max(budget_w, new_w)
 
 
 def _allowed_w(
