@@ -242,7 +242,9 @@ def test_cap_sets_and_restore_puts_back(power: Power) -> None:
     done = power.do("cap", "all=500", f"{uuids[2]}=650", "--state", str(power.state))
     assert done.returncode == 0, done.stderr
     assert power.node.limits_w() == [500.0, 500.0, 650.0, 500.0, 500.0, 500.0, 500.0, 500.0]
-    assert power.do("restore", "--state", str(power.state)).returncode == 0
+    words = done.stdout.partition("; pdplugins power ")[2].partition(" puts the old ones back")[0].split()
+    assert words == ["restore", "--state", str(power.state)]
+    assert power.do(*words).returncode == 0
     assert power.node.limits_w() == BEFORE_W
 
 

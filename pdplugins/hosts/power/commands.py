@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,7 +147,8 @@ def cap(
             if not noted:
                 node.forget()  # else caps that somebody sets by other means later would count as set by us
             raise HostError(_why_not(node))
-        typer.echo(f"{len(caps_w)} GPUs have new caps; pdplugins power restore puts the old ones back")
+        restore = shlex.join(["pdplugins", "power", "restore", *_same_options(config, backend, state)])
+        typer.echo(f"{len(caps_w)} GPUs have new caps; {restore} puts the old ones back")
     finally:
         saved.close()
 
@@ -250,6 +252,12 @@ def _node(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment, b
         patience=assembly.patience(wanted),
         floor_w=wanted.floor_w,
     )
+
+
+def _same_options(config: str | None, backend: str | None, state: Path | None) -> list[str]:
+    """Return the options that name the same GPUs and the same folder for another command."""
+    given = {"--config": config, "--backend": backend, "--state": state}
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
 
 def _why_not(node: PowerNode) -> str:

@@ -157,7 +157,10 @@ def give_back(node: PowerNode, saved: SavedCaps, within_s: float, allowed_w: flo
         _tell_moved(uuid, watts, node.back_w(uuid))
     if not assembly.until(node, lambda: not node.not_back, end_s - time.monotonic()):
         left = ", ".join(node.not_back[:1])
-        raise HostError(f"after {within_s:g} s not all caps from before are back ({left}); run pdplugins power restore")
+        raise HostError(
+            f"after {within_s:g} s not all caps from before are back ({left}); "
+            "run pdplugins power restore with the same options"
+        )
     node.forget()
     log.info("the caps from before are back")
 
