@@ -39,5 +39,12 @@ def test_the_unit_starts_what_there_is() -> None:
     assert str(NodeConfig().state) == "/var/lib/pdplugins/power"
 
 
+@pytest.mark.parametrize("key", ["ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow"])
+def test_the_unit_hides_no_device_files_of_gpus(key: str) -> None:
+    """ProtectClock allows but a few devices before systemd 253."""
+    unit = (ROOT / "docs/pdplugins-power.service").read_text()
+    assert not any(line.startswith(key) for line in unit.splitlines())
+
+
 def test_every_fault_has_a_fix() -> None:
     assert set(FIXES) == set(DeviceFault)
