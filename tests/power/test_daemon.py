@@ -262,6 +262,52 @@ def test_cap_raises_nothing_above_the_budget_that_the_config_names(power: Power)
     assert max(power.node.sums_w(OURS_W, seen)) == 4800.0
 
 
+def one_lost(power: Power) -> list[str]:
+    """Set all to 600 W, and let the last GPU fall off the bus. Return the UUIDs."""
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    for gpu in power.node.gpu[:8]:
+        gpu.limit_mw = 600_000
+    power.node.gpu[7].read_fault = 15
+    return uuids
+
+
+def test_status_shows_the_others_beside_a_gpu_that_is_lost(power: Power) -> None:
+    uuids = one_lost(power)
+    with closing(SavedCaps(power.state)) as saved:
+        saved.save({uuids[7]: 650.0})
+    done = power.do("status", "--state", str(power.state), "--json")
+    rows = {row["uuid"]: row for row in json.loads(done.stdout)}
+    assert [rows[uuid]["cap_w"] for uuid in uuids] == [600.0] * 7 + [None]
+    assert "is lost" in rows[uuids[7]]["error"]
+    assert rows[uuids[7]]["before_w"] == 650.0
+    done = power.do("status", "--state", str(power.state))
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"{uuids[7]}: NVML says GPU is lost")
+
+
+def test_cap_needs_only_the_gpus_that_are_asked_for(power: Power) -> None:
+    uuids = one_lost(power)
+    done = power.do("cap", f"{uuids[0]}=500", "--state", str(power.state))
+    assert (done.returncode, power.node.limits_w()[:2]) == (0, [500.0, 600.0]), done.stderr
+    seen = power.node.writes
+    for asked in ("all=500", f"{uuids[7]}=500"):
+        done = power.do("cap", asked, "--state", str(power.state))
+        assert done.returncode == 2
+        assert f"{uuids[7]}: NVML says GPU is lost" in done.stderr
+    assert power.node.writes == seen
+
+
+def test_cap_counts_a_lost_gpu_at_the_highest_cap_where_a_budget_is_kept(power: Power) -> None:
+    uuids = one_lost(power)
+    named = ("--config", str(power.config))
+    done = power.do("cap", f"{uuids[0]}=650", *named)
+    assert done.returncode == 2
+    assert "all caps would sum to 4950 W" in done.stderr
+    assert power.node.writes == 0
+    done = power.do("cap", f"{uuids[0]}=650", f"{uuids[1]}=450", *named)
+    assert (done.returncode, power.node.limits_w()[:2]) == (0, [650.0, 450.0]), done.stderr
+
+
 def test_cap_lowers_a_cap_also_where_all_exceed_the_budget(power: Power) -> None:
     (first, *_) = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
     done = power.do("cap", f"{first}=300", "--config", str(power.config))

@@ -53,17 +53,29 @@ def equip(wanted: NodeConfig) -> Equipment:
     check_readable(wanted.gpus, there, unreadable(found.backend))
     devices = tuple(there[uuid] for uuid in wanted.gpus) if wanted.gpus else found.devices
     if not devices:
-        raise HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
+        raise _none_here(wanted)
     return replace(found, devices=devices)
 
 
 def equip_those_there(wanted: NodeConfig, uuids: Collection[str]) -> tuple[Equipment, dict[str, str]]:
-    """Find those of some devices that are there and can be read. Return them, and why the others cannot take part."""
+    """Find those of some devices that are there and can be read. Return them, and why the others cannot take part.
+
+    Raises HostError without a driver, and where there is no device at all.
+
+    :param uuids: of the devices; all without any.
+    """
     found = _found(wanted)
     there = {device.uuid: device for device in found.devices}
     broken = unreadable(found.backend)
+    uuids = uuids or (*there, *broken)
+    if not uuids:
+        raise _none_here(wanted)
     left = {uuid: str(broken.get(uuid, "it is not there any more")) for uuid in uuids if uuid not in there}
     return replace(found, devices=tuple(there[uuid] for uuid in uuids if uuid in there)), left
+
+
+def _none_here(wanted: NodeConfig) -> HostError:
+    return HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
 
 
 def _found(wanted: NodeConfig) -> Equipment:

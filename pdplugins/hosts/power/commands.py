@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,16 +41,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def status(config: ConfigName = None, backend: Backend = None, state: State = None, as_json: AsJson = False) -> None:
     """Show every GPU: its limits, its cap, its draw, and the cap that `restore` would put back."""
     wanted, _ = _wanted(config, backend, state)
-    equipment = assembly.equip(wanted)
+    equipment, left = assembly.equip_those_there(wanted, wanted.gpus)
     before_w = saved_caps(wanted.state)
-    calls = {one.uuid: equipment.threads(one.uuid, _reads(equipment, one.uuid)) for one in equipment.devices}
-    rows = []
-    for device in equipment.devices:
-        try:
-            reading, why = assembly.finished(calls[device.uuid], wanted.call_s), ""
-        except DeviceError as error:
-            reading, why = None, str(error)
-        rows.append(_row(device, reading, before_w.get(device.uuid), why))
+    told = _readings(equipment, equipment.devices, wanted.call_s)
+    rows = [_row(device, told[device.uuid], before_w.get(device.uuid)) for device in equipment.devices]
+    rows += [_row_of_unreadable(uuid, why, before_w.get(uuid)) for uuid, why in left.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -56,7 +53,7 @@ def status(config: ConfigName = None, backend: Backend = None, state: State = No
     for row in rows:
         energy_j = row["energy_j"]
         table.add_row(
-            row["uuid"], row["name"], f"{row['min_w']:g}-{row['max_w']:g}", _watts(row["cap_w"]), _watts(row["draw_w"]),
+            row["uuid"], row["name"], _limits(row), _watts(row["cap_w"]), _watts(row["draw_w"]),
             "" if energy_j is None else f"{energy_j / 1e3:.1f}", _watts(row["before_w"]),
         )  # fmt: skip
     Console(highlight=False, soft_wrap=True).print(table)
@@ -123,22 +120,28 @@ def cap(
 ) -> None:
     """Set caps once, those that fall first, and leave them. `restore` puts the caps from before back.
 
-    No cap rises where all together would exceed the budget that the config names.
+    No cap rises where all together would exceed the budget that the config names. A GPU that is not asked for stays as
+    it is, and may be lost.
     """
     wanted, budget_w = _wanted(config, backend, state)
     asked = dict(_cap(text) for text in caps)
-    equipment = assembly.equip(wanted)
+    equipment, left = assembly.equip_those_there(wanted, wanted.gpus)
     uuids = [device.uuid for device in equipment.devices]
     every = asked.pop("all", None)
-    caps_w = ({} if every is None else dict.fromkeys(uuids, every)) | asked
+    caps_w = ({} if every is None else dict.fromkeys([*uuids, *left], every)) | asked
+    if lost := [uuid for uuid in caps_w if uuid in left]:
+        raise HostError(f"{_named(lost[0], left[lost[0]])}; nothing was changed")
     if unknown := [uuid for uuid in caps_w if uuid not in uuids]:
         raise ConfigError(f"there is no GPU {shown(unknown[0])}; there are {', '.join(uuids)}")
     if low := [uuid for uuid, watts in caps_w.items() if watts < wanted.floor_w]:
         raise ConfigError(f"{low[0]}: {caps_w[low[0]]:g} W is below node.floor_w, {wanted.floor_w:g} W")
     saved = SavedCaps(wanted.state)
     try:
-        node = _ready(wanted, saved, equipment)
-        node.caps.budget_w = _budget_of_cap(node, caps_w, budget_w)
+        others = [device for device in equipment.devices if device.uuid not in caps_w]
+        asked_for = [device for device in equipment.devices if device.uuid in caps_w]
+        node = _ready(wanted, saved, replace(equipment, devices=tuple(asked_for)))
+        others_w = 0.0 if budget_w is None else _others_w(equipment, others, len(left), wanted.call_s)
+        node.caps.budget_w = _budget_of_cap(node, caps_w, budget_w, others_w)
         node.check(caps_w)
         noted = bool(saved.load())
         node.keep_before()
@@ -177,21 +180,35 @@ def _dry_run(name: str, as_json: bool) -> None:
     typer.echo(f"budget {assembly.budget_w(config):g} W; nothing was changed")
 
 
-def _budget_of_cap(node: PowerNode, caps_w: Mapping[str, float], budget_w: float | None) -> float:
-    """Return what all GPUs may draw while these caps are set. Raises ConfigError for caps that rise above the budget.
+def _others_w(equipment: assembly.Equipment, devices: Sequence[Device], left: int, within_s: float) -> float:
+    """Return the watts of the caps of some devices. One that does not tell its cap counts at the highest it takes.
 
-    :param budget_w: that the config names. Without it, all may draw what the old caps allow, or the new ones.
+    :param left: how many more cannot be read at all. Nobody knows their limits: they count at the highest of any.
+    """
+    told = _readings(equipment, devices, within_s)
+    caps_w = [
+        device.max_w if isinstance(one, DeviceError) else one.cap_w
+        for device, one in ((device, told[device.uuid]) for device in devices)
+    ]
+    return math.fsum(caps_w) + left * max(device.max_w for device in equipment.devices)
+
+
+def _budget_of_cap(node: PowerNode, caps_w: Mapping[str, float], budget_w: float | None, others_w: float) -> float:
+    """Return what the GPUs of a node may draw while these caps are set. Raises ConfigError for rises above the budget.
+
+    :param budget_w: that the config names. Without it, they may draw what the old caps allow, or the new ones.
+    :param others_w: what the GPUs outside the node may draw of it.
     """
     told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
-    new_w = math.fsum((told_w | dict(caps_w)).values())
+    new_w = math.fsum(caps_w.values())
     if budget_w is None:
         return max(math.fsum(told_w.values()), new_w)
-    if new_w > budget_w + GRAIN_W and any(watts > told_w[uuid] for uuid, watts in caps_w.items()):
+    if new_w + others_w > budget_w + GRAIN_W and any(watts > told_w[uuid] for uuid, watts in caps_w.items()):
         raise ConfigError(
-            f"all caps would sum to {new_w:g} W, the config names a budget of {budget_w:g} W; ask for lower caps, or "
-            "raise the budget in the config"
+            f"all caps would sum to {new_w + others_w:g} W, the config names a budget of {budget_w:g} W; ask for lower "
+            "caps, or raise the budget in the config"
         )
-    return max(budget_w, new_w)
+    return max(budget_w - others_w, new_w)
 
 
 def _allowed_w(
@@ -218,7 +235,7 @@ def _missing(left: Mapping[str, str], before_w: Mapping[str, float], state: Path
         return ""
     uuid, why = next(iter(left.items()))
     more = f", as do those of {len(left) - 1} more GPUs" if len(left) > 1 else ""
-    return f"{uuid}: {why}; its cap of {before_w[uuid]:g} W from before stays noted in {state}{more}"
+    return f"{_named(uuid, why)}; its cap of {before_w[uuid]:g} W from before stays noted in {state}{more}"
 
 
 def _wanted(config: str | None, backend: str | None, state: Path | None) -> tuple[NodeConfig, float | None]:
@@ -276,11 +293,27 @@ def _cap(text: str) -> tuple[str, float]:
     return uuid, cap_w
 
 
-def _reads(equipment: assembly.Equipment, uuid: str) -> Any:
-    return lambda: equipment.backend.read(uuid)
+def _named(uuid: str, why: str) -> str:
+    """Return what is wrong with a GPU, and its name before that: most errors of drivers begin with it."""
+    return f"{uuid}: {why.removeprefix(uuid + ': ')}"
 
 
-def _row(device: Device, reading: Reading | None, before_w: float | None, why: str) -> dict[str, Any]:
+def _readings(
+    equipment: assembly.Equipment, devices: Sequence[Device], within_s: float
+) -> dict[str, Reading | DeviceError]:
+    """Read some devices at once. Return what each one tells, or what is wrong with it."""
+    calls = {one.uuid: equipment.threads(one.uuid, partial(equipment.backend.read, one.uuid)) for one in devices}
+    told: dict[str, Reading | DeviceError] = {}
+    for uuid, call in calls.items():
+        try:
+            told[uuid] = assembly.finished(call, within_s)
+        except DeviceError as error:
+            told[uuid] = error
+    return told
+
+
+def _row(device: Device, told: Reading | DeviceError, before_w: float | None) -> dict[str, Any]:
+    reading, why = (None, str(told)) if isinstance(told, DeviceError) else (told, "")
     return {
         "uuid": device.uuid,
         "name": device.name,
@@ -294,6 +327,15 @@ def _row(device: Device, reading: Reading | None, before_w: float | None, why: s
         "warnings": list(device.warnings),
         "error": why,
     }
+
+
+def _row_of_unreadable(uuid: str, why: str, before_w: float | None) -> dict[str, Any]:
+    nothing = dict.fromkeys(("name", "min_w", "max_w", "default_w", "cap_w", "draw_w", "energy_j"))
+    return {"uuid": uuid, **nothing, "before_w": before_w, "warnings": [], "error": why}
+
+
+def _limits(row: dict[str, Any]) -> str:
+    return "" if row["min_w"] is None else f"{row['min_w']:g}-{row['max_w']:g}"
 
 
 def _watts(value: Any) -> str:
