@@ -89,7 +89,7 @@ def run(
 @app.command()
 def restore(config: ConfigName = None, backend: Backend = None, state: State = None) -> None:
     """Put back the caps from before, which a process that was killed could not, or `cap` has changed."""
-    wanted, budget_w = _wanted(config, backend, state)
+    wanted, _ = _wanted(config, backend, state)
     saved = SavedCaps(wanted.state)
     try:
         if not (before_w := saved.load()):
@@ -98,7 +98,7 @@ def restore(config: ConfigName = None, backend: Backend = None, state: State = N
         equipment, left = assembly.equip_those_there(wanted, before_w)
         missing = _missing(left, before_w, wanted.state)
         if equipment.devices:
-            allowed_w = _allowed_w(equipment, before_w, wanted.floor_w, budget_w)
+            allowed_w = _allowed_w(equipment, before_w, wanted.floor_w)
             node = _node(wanted, saved, equipment, allowed_w)
             try:
                 daemon.give_back(node, saved, wanted.restore_s, allowed_w)
@@ -211,13 +211,11 @@ def _budget_of_cap(node: PowerNode, caps_w: Mapping[str, float], budget_w: float
     return max(budget_w - others_w, new_w)
 
 
-def _allowed_w(
-    equipment: assembly.Equipment, before_w: Mapping[str, float], floor_w: float, budget_w: float | None
-) -> float:
+def _allowed_w(equipment: assembly.Equipment, before_w: Mapping[str, float], floor_w: float) -> float:
     """Return the watts within which GPUs that can be read get their caps from before.
 
-    That is the sum of those caps, or the budget that a config names, where it is more. What a GPU that cannot be read
-    may draw is taken off: nobody knows its limits, so it counts at the highest of the others.
+    That is the sum of those caps, also where a budget is more: GPUs that are not noted have the rest of it. What a GPU
+    that cannot be read may draw is taken off: nobody knows its limits, so it counts at the highest of the others.
 
     :param before_w: of all GPUs that are noted.
     """
@@ -226,7 +224,7 @@ def _allowed_w(
     highest_w = max(device.max_w for device in equipment.devices)
     back_w = [nearest_w(device, floor_w, before_w[uuid]) for uuid, device in devices.items()]
     hidden_w = [min(before_w[uuid], highest_w) for uuid in hidden]
-    return max(budget_w or 0.0, math.fsum(back_w + hidden_w)) - highest_w * len(hidden)
+    return math.fsum(back_w + hidden_w) - highest_w * len(hidden)
 
 
 def _missing(left: Mapping[str, str], before_w: Mapping[str, float], state: Path) -> str:
