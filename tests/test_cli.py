@@ -157,6 +157,9 @@ SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
         ([*SIMULATE, "--records", "./tr.jsonl"], "--records tr.jsonl is also --trace"),
         ([*SIMULATE, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
         ([*SIMULATE, "--json", "x", "--html", "x"], "--html x is also --json"),
+        (["simulate", "dopd", "--trace", "log.1", "--decision-log", "log"], "its old part log.1 is also --trace"),
+        (["simulate", "dopd", "--trace", "log.1", "--decision-log", "link"], "log.1 is also --trace"),
+        ([*SIMULATE, "--json", "x.1", "--decision-log", "x"], "--decision-log, its old part x.1 is also --json"),
         ([*SIMULATE, "--json", "-", "--html", "-"], "--html - is also --json"),
         (["simulate", "my.yaml", "--json", "my.yaml"], "--json my.yaml is also CONFIG"),
         (["compare", "dopd", "my.yaml", "--html", "my.yaml"], "--html my.yaml is also CONFIG my.yaml"),
@@ -166,12 +169,15 @@ SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
         (["trace", "make", "tr.jsonl", "--out", "tr.jsonl"], "--out tr.jsonl is also TRACE"),
         ([*REPLAY, "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
         ([*REPLAY, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
+        (["replay", "--trace", "log.1", "--decision-log", "log"], "--decision-log, its old part log.1 is also --trace"),
         (["backtest", "--access-log", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --access-log"),
         (["advise", "--trace", "tr.jsonl", "--html", "tr.jsonl"], "--html tr.jsonl is also --trace"),
         (["validate", "silicon", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also FILE"),
         (["validate", "dynamo", "--trace", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
         (["planner", "--config", "my.yaml", "--state", "my.yaml"], "--state my.yaml is also --config"),
+        (["planner", "--state", "x.1", "--decision-log", "x"], "--state x.1 is also --decision-log, its old part"),
         (["power", "run", "--config", "my.yaml", "--decision-log", "my.yaml"], "my.yaml is also --config"),
+        (["power", "run", "--config", "log.1", "--decision-log", "log"], "its old part log.1 is also --config"),
     ],
 )
 def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_lost(
@@ -182,9 +188,11 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n"}
+    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n", "log": "", "log.1": "{}\n"}
     for name, text in before.items():
         Path(name).write_text(text)
+    Path("link").symlink_to("log")
+    before["link"] = ""
     assert refused(arguments, monkeypatch) == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)

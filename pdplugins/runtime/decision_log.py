@@ -164,7 +164,15 @@ def led_to(path: Path) -> Path:
 
 def old_part(path: Path) -> Path:
     """Return where a log goes that has grown to its limit."""
-    return path.with_name(path.name + ".1")
+    return path.parent / f"{path.name}.1"
+
+
+def outputs_of(option: str, path: Path | None) -> dict[str, Path | None]:
+    """Return the files that a log is written to, as outputs of `pdplugins.files.check_apart`.
+
+    :param option: that names the log.
+    """
+    return {option: path, f"{option}, its old part": None if path is None else old_part(led_to(path))}
 
 
 def _limits(deployment: Deployment) -> dict[str, Any]:

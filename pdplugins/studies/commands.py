@@ -14,6 +14,7 @@ from pdplugins import hookimpl
 from pdplugins.config import MOST_GPUS, MOST_JOBS, find
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_apart, check_outputs, profiles_of
+from pdplugins.runtime.decision_log import outputs_of
 from pdplugins.studies.advise.commands import advise
 from pdplugins.studies.backtest.commands import backtest
 from pdplugins.workloads.sources import inputs
@@ -103,7 +104,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report, records, decision_log)
-    outputs = {"--json": out, "--html": report, "--records": records, "--decision-log": decision_log}
+    outputs = {"--json": out, "--html": report, "--records": records, **outputs_of("--decision-log", decision_log)}
     check_apart(outputs, {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)})
     if records is not None:
         recordfile.check(records)

@@ -17,6 +17,7 @@ from pdplugins.files import check_apart
 from pdplugins.hosts.dynamo.offline import commands as offline
 from pdplugins.processes.keys import read_secret
 from pdplugins.registry import default_registry
+from pdplugins.runtime.decision_log import outputs_of
 from pdplugins.terminal import console
 
 TOKEN = "PDPLUGINS_TOKEN"  # noqa: S105 - the name of a variable
@@ -101,7 +102,7 @@ def planner(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
     check_apart(
-        {"--decision-log": decision_log, "--state": state},
+        {**outputs_of("--decision-log", decision_log), "--state": state},
         {"--config": find(config), "--token-file": token_file, "--key-file": key_file},
     )
     token = read_secret(token_file, "--token-file", TOKEN)

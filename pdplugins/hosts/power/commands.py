@@ -22,6 +22,7 @@ from pdplugins.files import check_apart
 from pdplugins.hosts.power import assembly, daemon
 from pdplugins.power.node import GRAIN_W, PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps, saved_caps
+from pdplugins.runtime.decision_log import outputs_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +83,7 @@ def run(
     if dry_run:
         _dry_run(config, as_json)
         return
-    check_apart({"--decision-log": decision_log}, {"--config": find(config)})
+    check_apart(outputs_of("--decision-log", decision_log), {"--config": find(config)})
     daemon.run(daemon.Options(config, shadow, metrics_port, metrics_host, decision_log))
 
 

@@ -26,6 +26,7 @@ from pdplugins.hosts.seams import need_version
 from pdplugins.provenance import command_line
 from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision_log import outputs_of
 from pdplugins.settings import Setting, parse_setting
 from pdplugins.workloads.sources import inputs
 
@@ -119,7 +120,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     check_writable("--state", state)
-    outputs = {"--json": report, "--html": page, "--decision-log": decision_log, "--state": state}
+    outputs = {"--json": report, "--html": page, **outputs_of("--decision-log", decision_log), "--state": state}
     check_apart(outputs, {**inputs("--trace", replay), "--config": config and find(config)})
     options = Options(
         config=pick_config(

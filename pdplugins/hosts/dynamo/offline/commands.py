@@ -11,6 +11,7 @@ import typer
 from pdplugins.config import MOST_GPUS
 from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole
 from pdplugins.interrupt import ctrl_c
+from pdplugins.runtime.decision_log import outputs_of
 from pdplugins.settings import Setting, parse_setting, put
 from pdplugins.workloads.sources import inputs
 
@@ -94,7 +95,7 @@ def replay(  # noqa: PLR0913 - the options of a command
         ("deployment", "decode", "replicas"): decode,
     }
     engines = Engines(kv_blocks, router)
-    outputs = {"--json": out, "--html": html, "--decision-log": decision_log}
+    outputs = {"--json": out, "--html": html, **outputs_of("--decision-log", decision_log)}
     check_apart(outputs, {**inputs("--trace", trace), "--config": config and find(config)})
     checked = configured(config, given)
     check_apart(outputs, profiles_of(config or "the config", checked.profiles))
