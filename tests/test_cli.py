@@ -109,6 +109,7 @@ WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
         ([*WORKER, "--admin-host", ""], "--admin-host: say which address"),
         ([*WORKER, "--port", "99999"], "pdplugins gateway: Invalid value for '--port'"),
         ([*WORKER, "--host", ""], "--host: say which address"),
+        ([*WORKER, "--decision-log", ".", "--processes", "2"], "--decision-log .: is a folder"),
         ([*WORKER, "--api-keys", "none"], "--api-keys none: No such file"),
         ([*WORKER, "--admin-host", "10.0.0.1"], "--admin-host 10.0.0.1: others can reach it"),
         (["gateway", "--worker", "http://127.0.0.1:99999"], "--worker: 'http://127.0.0.1:99999' is no URL"),
@@ -178,6 +179,14 @@ SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
         (["planner", "--state", "x.1", "--decision-log", "x"], "--state x.1 is also --decision-log, its old part"),
         (["power", "run", "--config", "my.yaml", "--decision-log", "my.yaml"], "my.yaml is also --config"),
         (["power", "run", "--config", "log.1", "--decision-log", "log"], "its old part log.1 is also --config"),
+        ([*WORKER, "--config", "my.yaml", "--decision-log", "my.yaml"], "--decision-log my.yaml is also --config"),
+        ([*WORKER, "--api-keys", "log", "--decision-log", "log"], "--decision-log log is also --api-keys"),
+        ([*WORKER, "--tls-cert", "log.1", "--decision-log", "log"], "its old part log.1 is also --tls-cert"),
+        ([*WORKER, "--tls-key", "log", "--decision-log", "link"], "--decision-log link is also --tls-key"),
+        ([*WORKER, "--worker-key-file", "log", "--decision-log", "log"], "log is also --worker-key-file"),
+        ([*WORKER, "--worker-ca", "log", "--decision-log", "log"], "log is also --worker-ca"),
+        ([*WORKER, "--discover", "file:log", "--decision-log", "log"], "log is also --discover file:log"),
+        ([*WORKER, "--processes", "2", "--worker-ca", "log-2", "--decision-log", "log"], "log-2 is also --worker-ca"),
     ],
 )
 def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_lost(
@@ -188,7 +197,8 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n", "log": "", "log.1": "{}\n"}
+    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n"}
+    before |= {"log": "", "log.1": "{}\n", "log-2": ""}
     for name, text in before.items():
         Path(name).write_text(text)
     Path("link").symlink_to("log")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +13,15 @@ import typer
 from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
+from pdplugins.files import check_apart, is_folder, profiles_of
 from pdplugins.gateway.access.worker_keys import KEY
 from pdplugins.gateway.share import own_share, part_of
-from pdplugins.gateway.supervisor import supervise
+from pdplugins.gateway.supervisor import MOST_PROCESSES, supervise
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
 from pdplugins.processes.child import die_with
 from pdplugins.report.address import HELP, HELP_PUBLIC, Address
+from pdplugins.runtime.decision_log import outputs_of
 from pdplugins.settings import parse_setting, put
 
 DEFAULTS = GatewayConfig()
@@ -139,6 +141,17 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     for option, address in (("--host", host), ("--admin-host", admin_host)):
         if not address:
             raise ConfigError(f"{option}: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
+    read = {
+        "--config": path,
+        "--api-keys": api_keys,
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--worker-key-file": worker_key_file,
+        "--worker-ca": worker_ca,
+        **_files_of(discover or ()),
+        **profiles_of(config, chosen.profiles),
+    }
+    _check_logs(decision_log, processes, read)
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
     from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 
@@ -164,7 +177,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     if share is not None:
         changed = part_of(changed, share.index, share.count)
         access = replace(access, admin_port=access.admin_port and access.admin_port + share.index)
-        decision_log = decision_log and decision_log.with_stem(f"{decision_log.stem}-{share.index + 1}")
+        decision_log = decision_log and _log_of(decision_log, share.index)
         die_with(share.supervisor)
     started = None
     if launch is not None:
@@ -172,6 +185,27 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         started = Started(launch, path, logs, launch_s)
     sought = Sought(worker or (), discover or (), started)
     run(changed, sought, access, host, port, decision_log, otlp, share)
+
+
+def _files_of(discover: Iterable[str]) -> dict[str, Path]:
+    """Return the files that workers are found in, by what they are called in an error."""
+    return {f"--discover {text}": Path(text.removeprefix("file:")) for text in discover if text.startswith("file:")}
+
+
+def _log_of(decision_log: Path, index: int) -> Path:
+    """Return the decision log of one of several processes."""
+    return decision_log.with_stem(f"{decision_log.stem}-{index + 1}")
+
+
+def _check_logs(decision_log: Path | None, processes: int, read: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError where the decision log of a process would take the place of a file that is read."""
+    if decision_log is None:
+        return
+    if is_folder(decision_log):
+        raise ConfigError(f"--decision-log {decision_log}: is a folder; name a file in it")
+    own = (_log_of(decision_log, index) for index in range(min(processes, MOST_PROCESSES)))
+    for log in own if processes > 1 else [decision_log]:
+        check_apart(outputs_of("--decision-log", log), read)
 
 
 def gateway_key(
