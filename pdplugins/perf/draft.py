@@ -17,7 +17,7 @@ from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_outputs, write_whole
 from pdplugins.perf.gpus import Gpu
-from pdplugins.perf.profile import Profile
+from pdplugins.perf.profile import MOST_BYTES, Profile
 from pdplugins.perf.roofline import Roofline
 from pdplugins.perf.shapes import Shape
 
@@ -156,18 +156,25 @@ def check_new(path: Path, force: bool) -> None:
 def write(data: Mapping[str, Any], path: Path, force: bool) -> Profile:
     """Check `data` and write it, with one row of numbers per line so that diffs are readable.
 
-    Raises ConfigError when `data` is no valid profile, or when `path` exists and `force` is not set.
+    Raises ConfigError when `data` is no valid profile or more than a reader takes, or when `path` exists and `force`
+    is not set.
     """
     try:
         profile = Profile.model_validate_json(json.dumps(data))
     except ValidationError as error:
         raise ConfigError(f"profile {path}: {first_error(error, Profile)}; nothing was written") from None
+    text = _layout(data) + "\n"
+    if len(text.encode()) > MOST_BYTES:
+        raise ConfigError(
+            f"profile {path}: its tables take more than {MOST_BYTES // 1024} KiB, which nothing reads; give tables of "
+            "fewer points"
+        )
     check_new(path, force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}; give a path that can be written") from None
-    write_whole(path, _layout(data) + "\n")
+    write_whole(path, text)
     return profile
 
 

@@ -101,8 +101,9 @@ def _unpacked(raw: bytes) -> Mapping[str, Any]:
 
 def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:
     try:
-        kv_tokens, contexts = data["decode_active_kv_tokens"], data["decode_context_length"]
-        itl_ms, prefill = data["decode_itl"], _prefill_table(data["prefill_isl"], data["prefill_ttft_ms"])
+        kv_tokens, contexts = _axis(data, "decode_active_kv_tokens"), _axis(data, "decode_context_length")
+        itl_ms = _numbers(data, "decode_itl", (len(kv_tokens), len(contexts)))
+        prefill = _prefill_table(data, "prefill_ttft_ms")
     except KeyError as error:
         raise ConfigError(f"{path}: it has no {error}; the mocker's file has five arrays") from None
     columns = [Curve(kv_tokens.tolist(), column.tolist()) for column in itl_ms.T]
@@ -113,9 +114,10 @@ def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:
 
 def _profiler_tables(path: Path, prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> NpzTables:
     try:
-        held_tokens = int(decode["max_kv_tokens"].ravel()[0])
-        points = np.stack([decode["x_kv_usage"] * held_tokens, decode["y_context_length"], decode["z_itl"]], axis=1)
-        table = _prefill_table(prefill["prefill_isl"], prefill["prefill_ttft"])
+        held_tokens = int(_numbers(decode, "max_kv_tokens").ravel()[0])
+        usage, lengths, itl_ms = (_numbers(decode, name) for name in ("x_kv_usage", "y_context_length", "z_itl"))
+        points = np.stack([usage * held_tokens, lengths, itl_ms], axis=1)
+        table = _prefill_table(prefill, "prefill_ttft")
     except KeyError as error:
         raise ConfigError(f"{path}: it has no {error}; give the folder that Dynamo's profiler left") from None
     contexts = np.unique(points[:, 1])
@@ -129,12 +131,33 @@ def _profiler_tables(path: Path, prefill: Mapping[str, Any], decode: Mapping[str
     return NpzTables(table, _decode_table(BATCHES, contexts, rows), held_tokens, notes)
 
 
-def _prefill_table(tokens: Any, times_ms: Any) -> dict[str, Any]:
+def _prefill_table(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the prefill table whose times are in the array `name`."""
+    tokens = _axis(data, "prefill_isl")
+    times_ms = _numbers(data, name, (len(tokens),))
     return {"tokens": [float(t) for t in tokens], "raw_ms": [_ms(t) for t in times_ms]}
 
 
 def _decode_table(batches: tuple[int, ...], contexts: Any, rows: list[list[float]]) -> dict[str, Any]:
     return {"batch": list(batches), "context_tokens": [float(c) for c in contexts], "raw_ms": rows}
+
+
+def _axis(data: Mapping[str, Any], name: str) -> Any:
+    """Return an array that is the axis of a table. Raises KeyError, or ValueError that names the array."""
+    array = _numbers(data, name)
+    if array.ndim != 1 or len(array) < 2 or (np.diff(array.astype(float)) <= 0).any():
+        raise ValueError(f"{name} is no row of two or more numbers that ascend")
+    return array
+
+
+def _numbers(data: Mapping[str, Any], name: str, shape: tuple[int, ...] | None = None) -> Any:
+    """Return an array of numbers that are finite and not below 0. Raises likewise, also where it has another shape."""
+    array = data[name]
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"{name} has the shape {array.shape}, and its axes have {shape}")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise ValueError(f"{name} has a number below 0 or one that is not finite")
+    return array
 
 
 def _ms(time: Any) -> float:

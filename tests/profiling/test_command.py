@@ -200,6 +200,50 @@ def test_arrays_that_are_no_tables_are_one_line(tmp_path: Path, name: str, odd: 
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "odd", "why"),
+    [
+        ("prefill_ttft_ms", [-1.0, 2.0], "has a number below 0"),
+        ("decode_itl", -np.ones((3, 2)), "has a number below 0"),
+        ("decode_itl", np.full((3, 2), np.nan), "one that is not finite"),
+        ("decode_active_kv_tokens", [0.0, 100.0, np.inf], "one that is not finite"),
+        ("decode_active_kv_tokens", [-100.0, 0.0, 1000.0], "has a number below 0"),
+        ("decode_active_kv_tokens", [1000.0, 100.0, 0.0], "numbers that ascend"),
+        ("decode_active_kv_tokens", np.array([5, 7, 6], dtype=np.uint8), "numbers that ascend"),
+        ("decode_context_length", [100.0, 10.0], "numbers that ascend"),
+        ("prefill_isl", [100.0, 1.0], "numbers that ascend"),
+        ("decode_itl", np.ones((4, 2)), "has the shape (4, 2), and its axes have (3, 2)"),
+        ("decode_itl", np.ones((2, 3)), "has the shape (2, 3), and its axes have (3, 2)"),
+        ("prefill_ttft_ms", [1.0, 2.0, 3.0], "has the shape (3,), and its axes have (2,)"),
+    ],
+    ids=repr,
+)
+def test_an_array_of_the_mocker_that_makes_no_table_is_named(tmp_path: Path, name: str, odd: object, why: str) -> None:
+    path, out = tmp_path / "odd.npz", tmp_path / "mine.json"
+    np.savez(path, **{**TABLES, name: np.array(odd)})
+    said = refused("from-npz", path, "--gpu", "h20", "--model", LLAMA, "--out", out)
+    assert f"{name} " in said
+    assert why in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["x_kv_usage", "y_context_length", "z_itl", "max_kv_tokens"])
+def test_an_array_of_dynamos_profiler_that_makes_no_table_is_named(tmp_path: Path, name: str) -> None:
+    file = profiler_folder(tmp_path / "results") / "selected_decode_interpolation" / "raw_data.npz"
+    with np.load(file) as arrays:
+        np.savez(file, **{**arrays, name: -arrays[name]})
+    said = refused("from-npz", tmp_path / "results", "--gpu", "h20", "--model", LLAMA, "--out", tmp_path / "mine.json")
+    assert f"({name} has a number below 0" in said
+
+
+def test_a_profile_that_is_too_large_to_be_read_is_not_written(tmp_path: Path) -> None:
+    path, out, count = tmp_path / "big.npz", tmp_path / "mine.json", 60_000
+    np.savez(path, **TABLES | {"decode_context_length": np.arange(1.0, 1 + count), "decode_itl": np.ones((3, count))})
+    said = refused("from-npz", path, "--gpu", "h20", "--model", LLAMA, "--out", out)
+    assert "its tables take more than 4096 KiB, which nothing reads" in said
+    assert not out.exists()
+
+
 def test_a_table_that_unpacks_without_end_is_not_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, prefill_isl=np.zeros(4_000_000))
