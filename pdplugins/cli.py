@@ -21,6 +21,7 @@ from pdplugins.config import find, load, resolved
 from pdplugins.errors import MOST_SHOWN, ConfigError, PdpluginsError, one_line, question_first, shown
 from pdplugins.files import results_alone
 from pdplugins.hosts.dynamo.local.commands import serve
+from pdplugins.interrupt import INTERRUPTED, sigterm_as_ctrl_c
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.terminal import console
@@ -141,7 +142,7 @@ def main() -> None:
     except PdpluginsError as error:
         _fail("pdplugins", error)
     except KeyboardInterrupt:  # plugins take half a second to load
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     _run(app, "pdplugins")
 
 
@@ -150,6 +151,7 @@ def dynamo_main() -> None:
     _run(dynamo_app, "dynamo")
 
 
+@sigterm_as_ctrl_c()
 def _run(application: typer.Typer, name: str) -> None:
     words, hints = modern(sys.argv[1:])
     for hint in hints:
@@ -165,7 +167,7 @@ def _run(application: typer.Typer, name: str) -> None:
     except PdpluginsError as error:
         _fail(name, error)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except (MemoryError, BrokenExecutor) as error:
         _fail(name, _too_little_memory(error))
     except ModuleNotFoundError as error:

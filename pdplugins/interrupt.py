@@ -1,4 +1,4 @@
-"""Ctrl-C for long runs: they check at a safe moment whether it was pressed.
+"""Ctrl-C for long runs: they check at a safe moment whether it was pressed. SIGTERM ends a command the same way.
 
 An exception at any moment could leave an event half done. Compiled code even crashes if one is raised while it
 multiplies large integers, where CPython checks for signals.
@@ -6,31 +6,85 @@ multiplies large integers, where CPython checks for signals.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM, as of a program that the signal has ended."""
+
+
+class _Terminate:
+    """Handles SIGTERM as Python does Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._process = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # one that has just been forked ends at once
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.came = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM in the block do what Ctrl-C does, so that nothing half-written is left. The exit code is its own.
+
+    Outside the main thread, and where SIGTERM is ignored or has another handler, nothing changes.
+    """
+    if not _main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    terminate = _Terminate()
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except SystemExit as error:
+        if terminate.came and error.code == INTERRUPTED:
+            sys.exit(TERMINATED)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def ctrl_c() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C was pressed in the block. A second Ctrl-C raises KeyboardInterrupt.
 
-    Outside the main thread, and where SIGINT is ignored or has another handler, nothing changes.
+    Outside the main thread, and where SIGINT is ignored or has another handler, nothing changes. SIGTERM counts as
+    Ctrl-C in a block of `sigterm_as_ctrl_c`.
     """
     pressed = False
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if _main()}
+    ours = {
+        number: handler
+        for number, handler in usual.items()
+        if handler is signal.default_int_handler or isinstance(handler, _Terminate)
+    }
 
-    def note(*_: object) -> None:
+    def note(number: int, _: object) -> None:
         nonlocal pressed
         pressed = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        handler = ours[signal.Signals(number)]
+        if isinstance(handler, _Terminate):
+            handler.came = True
+        signal.signal(number, handler)
 
-    main = threading.current_thread() is threading.main_thread()
-    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, note)
+    for number in ours:
+        signal.signal(number, note)
     try:
         yield lambda: pressed
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+
+
+def _main() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from pdplugins import __version__, cli
+from pdplugins.files import whole
 from pdplugins.sim.run import compare
 
 pytestmark = pytest.mark.moderate
@@ -444,6 +445,23 @@ def test_ctrl_c_before_a_command_begins_is_no_traceback(where: str, monkeypatch:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
+
+
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    application = typer.Typer()
+    application.callback()(lambda: None)
+
+    @application.command("make")
+    def make() -> None:
+        with whole(tmp_path / "out") as scratch:
+            scratch.write_text("half")
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "argv", ["pdplugins", "make"])
+    with pytest.raises(SystemExit) as ended:
+        cli._run(application, "pdplugins")
+    assert ended.value.code == 143
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("value", "code"), [("done", 0), (True, 0), (None, 0), (3, 3)])

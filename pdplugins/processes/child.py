@@ -32,6 +32,13 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
+def stay_with(parent: int) -> None:
+    """Let a process of a pool, forked by `parent`, leave it to the parent when to stop, and end when that ends."""
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the parent does at it may never be done here
+
+
 def _secret_arguments() -> list[str]:
     """Take the secret arguments out of the environment. Their values are those that are no options."""
     given: list[str] = json.loads(os.environ.pop(SECRET_ARGUMENTS, "[]"))

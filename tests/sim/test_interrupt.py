@@ -1,13 +1,14 @@
-"""Ctrl-C waits for the end of the event that is being handled."""
+"""Ctrl-C waits for the end of the event that is being handled, and SIGTERM is one."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from pdplugins.interrupt import ctrl_c
+from pdplugins.interrupt import ctrl_c, sigterm_as_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +44,33 @@ def test_who_ignores_ctrl_c_goes_on_ignoring_it() -> None:
             assert not pressed()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_is_told_and_raised_like_ctrl_c() -> None:
+    @sigterm_as_ctrl_c()
+    def command() -> None:
+        with ctrl_c() as pressed:
+            signal.raise_signal(signal.SIGTERM)
+            assert pressed()
+        sys.exit(130)
+
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 143
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_other_exit_codes_and_other_handlers_of_sigterm_stay() -> None:
+    with pytest.raises(SystemExit) as ended, sigterm_as_ctrl_c():
+        sys.exit(130)
+    assert ended.value.code == 130
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with sigterm_as_ctrl_c():
+            signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

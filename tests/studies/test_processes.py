@@ -1,8 +1,15 @@
-"""How many processes commands start: no more than there are runs, whatever `--jobs` says."""
+"""How many processes commands start: no more than there are runs, whatever `--jobs` says. All of them end with it."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +65,55 @@ def test_very_many_jobs_are_refused(words: list[str]) -> None:
     done = CliRunner().invoke(app, [*words, "--jobs", str(MOST_JOBS + 1)])
     assert done.exit_code == 2
     assert str(MOST_JOBS) in done.output
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process is there, and not only its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def waits_until(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return done()
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize(
+    ("number", "group", "code"),
+    [(signal.SIGKILL, False, -signal.SIGKILL), (signal.SIGTERM, False, 143), (signal.SIGTERM, True, 143)],
+    ids=["killed", "ended", "ended as a group"],
+)
+@pytest.mark.parametrize("words", [["compare", "dopd", "fusion"], ["advise"]], ids=["compare", "advise"])
+def test_processes_end_with_their_command(
+    words: list[str], number: signal.Signals, group: bool, code: int, tmp_path: Path
+) -> None:
+    """`timeout` ends a group, and most others the command alone."""
+    row = '{{"timestamp": {}, "input_length": 900, "output_length": 400}}\n'
+    (tmp_path / "long.jsonl").write_text("".join(row.format(200 * index) for index in range(20_000)))
+    command = [*words, "--trace", "long.jsonl", "--jobs", "2", "--json", "out.json"]
+    program = "from pdplugins.cli import main; main()"
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, *command], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert waits_until(lambda: len(children(running.pid)) == 2)
+        workers = children(running.pid)
+        (os.killpg if group else os.kill)(running.pid, number)
+        said = running.communicate(timeout=60)[1]
+        assert waits_until(lambda: not any(map(runs, workers)))
+    finally:
+        running.kill()
+    assert running.returncode == code, said
+    assert b"Traceback" not in said

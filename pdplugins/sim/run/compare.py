@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import signal
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdplugins.config import Config
+from pdplugins.interrupt import ctrl_c
+from pdplugins.processes.child import stay_with
 from pdplugins.report.ranking import Run, best_of
 from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome
@@ -90,10 +93,10 @@ _shared: tuple[Plan, Any, Any] | None = None
 """In a child process: the plan, the share of each run that is done, and whether to stop."""
 
 
-def _adopt(*shared: Any) -> None:
+def _adopt(parent: int, *shared: Any) -> None:
     global _shared  # noqa: PLW0603 - a worker process has one plan
     _shared = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop, and still gets what was done
+    stay_with(parent)  # at Ctrl-C it still gets what was done
 
 
 def _work(index: int, name: str) -> Run | None:
@@ -115,8 +118,10 @@ def _work(index: int, name: str) -> Run | None:
 def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
     context = multiprocessing.get_context("fork")  # a forked process has the trace already
     done, stop = context.Array("d", len(plan.configs)), context.Value("b", 0)
-    with ProcessPoolExecutor(min(jobs, len(plan.configs)), context, _adopt, (plan, done, stop)) as pool:
-        futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]
+    with ProcessPoolExecutor(min(jobs, len(plan.configs)), context, _adopt, (os.getpid(), plan, done, stop)) as pool:
+        with ctrl_c() as pressed:  # raised while a process is forked, it would leave one that nobody ends
+            futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]
+        stop.value = int(pressed())
         waiting: set[Future[Run | None]] = set(futures)
         while waiting:
             try:
@@ -124,4 +129,14 @@ def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
                 shares(done[:])
             except KeyboardInterrupt:
                 stop.value = 1
-        yield from (run for future in futures if (run := future.result()) is not None)
+        yield from (run for future in futures if (run := _ran(future, stopped=bool(stop.value))) is not None)
+
+
+def _ran(future: Future[Run | None], *, stopped: bool) -> Run | None:
+    """Return the run of a process; None where it had not begun, or has ended by the signal that stopped them all."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        if stopped:
+            return None
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.errors import PdpluginsError
+from pdplugins.interrupt import ctrl_c
+from pdplugins.processes.child import stay_with
 from pdplugins.results import Result
 from pdplugins.sim.report.misses import missed_of
 from pdplugins.sim.run.simulate import simulate
@@ -73,7 +75,10 @@ class Race:
             done(0, 0)
             return []
         pool = self._pool_for(len(jobs))
-        futures = [pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
+        with ctrl_c() as pressed:  # raised while a process is forked, it would leave one that nobody ends
+            futures = [pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
+        if pressed():
+            raise KeyboardInterrupt
         waiting: set[Future[Score | LeftOut]] = set(futures)
         done(0, len(jobs))
         try:
@@ -92,7 +97,7 @@ class Race:
         wanted = min(self._jobs, runs)
         if self._pool is None or self._processes < wanted:
             self.close()
-            self._pool = ProcessPoolExecutor(wanted, self._context, _adopt, (self._traces, self._stop))
+            self._pool = ProcessPoolExecutor(wanted, self._context, _adopt, (os.getpid(), self._traces, self._stop))
             self._processes = wanted
         return self._pool
 
@@ -125,10 +130,10 @@ def race(traces: Traces, jobs: int, seed: int) -> Iterator[Race]:
 _shared: tuple[Traces, Any] | None = None
 
 
-def _adopt(traces: Traces, stop: Any) -> None:
+def _adopt(parent: int, traces: Traces, stop: Any) -> None:
     global _shared  # noqa: PLW0603 - a worker process has one set of traces
     _shared = traces, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    stay_with(parent)
 
 
 def _simulated(candidate: Candidate, trace: str, seed: int) -> Score | LeftOut:
