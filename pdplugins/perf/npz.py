@@ -63,6 +63,13 @@ class NpzTables:
     notes: tuple[str, ...]
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the files that `read_npz` reads: `path` itself, or those of the prefill and of the decode table in it."""
+    if not is_folder(path):
+        return [path]
+    return [path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode")]
+
+
 def read_npz(path: Path) -> NpzTables:
     """Read the mocker's ``.npz`` file, or the output folder of Dynamo's profiler.
 
@@ -72,8 +79,7 @@ def read_npz(path: Path) -> NpzTables:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
             if not is_folder(path):
                 return _mocker_tables(path, _load(path))
-            phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
-            prefill, decode = map(_load, phases)
+            prefill, decode = map(_load, files_of(path))
             return _profiler_tables(path, prefill, decode)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise ConfigError(f"{path}: its arrays are no tables ({one_line(error, 80)}); was it written whole?") from None

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from pdplugins.files import check_apart
 from pdplugins.perf import draft
 from pdplugins.perf.gpus import find_gpu
 from pdplugins.profiling import layouts, options
@@ -94,8 +93,7 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
     scale = options.scale(scale_prefill, scale_decode, step_ms, scale_source)
     if imbalance > 1:
         scale["expert_imbalance"] = imbalance
-    draft.check_new(out, force)
-    check_apart({"--out": out}, {"--decode-of": decode_of, "--power": power})
+    options.check_out(out, force, {"--decode-of": decode_of, "--power": power, **options.files_of_model(model)})
     source, notes, parts = layouts.profile_parts(wanted)
     if decode_of is not None:
         source, parts = layouts.with_decode_of(decode_of, source, parts)

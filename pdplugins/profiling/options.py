@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import read_limited
+from pdplugins.files import check_apart, read_limited
 from pdplugins.perf import draft
 from pdplugins.perf.gpus import GPUS
 from pdplugins.perf.profile import MOST_BYTES, Power
@@ -67,6 +68,20 @@ def scale(
         raise ConfigError("--scale-prefill, --scale-decode, --step-ms: say with --scale-source where they come from")
     extra = {"step_ms": step_ms} if step_ms else {}
     return {"prefill": prefill, "decode": decode, **extra, "source": source}
+
+
+def check_out(out: Path, force: bool, read: Mapping[str, Path | str | None]) -> None:
+    """Raise ConfigError where the profile `out` cannot be written, exists without `force`, or is a file that is read.
+
+    :param read: the files that are read, by what they are called in an error.
+    """
+    check_apart({"--out": out}, read)
+    draft.check_new(out, force)
+
+
+def files_of_model(model: str, option: str = "--model") -> dict[str, Path]:
+    """Return the files that may tell the shape of a model, by what they are called in an error."""
+    return {option: Path(model), f"{option}, its config.json": Path(model) / "config.json"}
 
 
 def power(path: Path | None) -> dict[str, Any]:

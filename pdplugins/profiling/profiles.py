@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import check_apart, check_picture, is_file
+from pdplugins.files import check_picture, is_file
 from pdplugins.perf import draft, npz
 from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
 from pdplugins.perf.profile import Profile, read_profile
@@ -89,8 +89,7 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
     if base.aiconfigurator is None:
         known = ", ".join(name for name, one in GPUS.items() if one.aiconfigurator)
         raise ConfigError(f"--gpu {gpu}: aiconfigurator has no tables for it; add --like with one of {known}")
-    draft.check_new(out, force)
-    check_apart({"--out": out}, {"--reference": reference, "--power": power})
+    options.check_out(out, force, {"--reference": reference, "--power": power, **options.files_of_model(model)})
     knots = draft.Knots.of(shape.max_context, shortest)
     wanted = kernels.Wanted(model, shape, base, options.sizes(tp), backend, tables, python)
     found = kernels.ask(wanted, knots)
@@ -131,6 +130,7 @@ def roofline(  # noqa: PLR0913 - the options of a command
     over compute and its bytes over memory bandwidth, at the usual shares of the peaks. Kernel launches are not
     included, so short steps are too fast.
     """
+    options.check_out(out, force, {"--power": power, **options.files_of_model(model)})
     target, shape, knots = find_gpu(gpu), find_shape(model), draft.Knots.of(find_shape(model).max_context)
     parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in options.sizes(tp)}
     shares = f"{target.gemm_share:.0%} of peak compute, {target.bandwidth_share:.0%} of peak bandwidth"
@@ -161,7 +161,8 @@ def from_npz(  # noqa: PLR0913 - the options of a command
     Dynamo's profiler writes a folder with selected_prefill_interpolation/raw_data.npz and
     selected_decode_interpolation/raw_data.npz. The mocker's planner_profile_data is one .npz file.
     """
-    check_apart({"--out": out}, {"PATH": path})
+    tables_read = {f"{file}, a file of PATH" if file != path else "PATH": file for file in npz.files_of(path)}
+    options.check_out(out, force, {**tables_read, **options.files_of_model(model)})
     target, shape = find_gpu(gpu), find_shape(model)
     tables = npz.read_npz(path)
     memory = draft.memory_part(shape, target)
@@ -215,7 +216,7 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     the KV transfer. The transfer and the first decode step are then subtracted from the TTFT.
     """
     target, model_shape = find_gpu(gpu), find_shape(shape or model)
-    draft.check_new(out, force)
+    options.check_out(out, force, options.files_of_model(shape or model, "--model" if shape is None else "--shape"))
     axes = {"prompts": prompts, "concurrency": concurrency, "contexts": contexts}
     from pdplugins.profiling import endpoint as measuring  # noqa: PLC0415 - aiohttp takes a fifth of every start
 
@@ -247,8 +248,7 @@ def export_npz(
     for kind, size, tables in (("prefill", prefill_tp, found.prefill), ("decode", decode_tp, found.decode)):
         if size not in tables:
             raise ConfigError(f"--{kind}-tp {size}: {name} has {', '.join(map(str, sorted(tables)))}")
-    draft.check_new(out, force)
-    check_apart({"--out": out}, {"NAME": name})
+    options.check_out(out, force, {"NAME": name})
     npz.export_npz(TableModel(found), out, prefill_tp, decode_tp)
     typer.echo(f"wrote {out}")
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.moderate
 
 H100 = data_dir("profiles") / "h100"
 LLAMA = "meta-llama/Llama-3.1-8B"
+DECODE = "results/selected_decode_interpolation/raw_data.npz"
 
 
 def run(*arguments: str | Path) -> str:
@@ -166,6 +167,39 @@ def test_the_folder_of_dynamos_profiler_is_taken_over(tmp_path: Path) -> None:
     for batch in (1, 16, 32, 128):
         assert perf.decode_step_s(batch, 1000, 1) == pytest.approx((5 + 0.1 * batch) / 1e3, rel=1e-3)
     assert perf.kv_capacity_tokens(1) == pytest.approx(100_000, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "said"),
+    [
+        (["roofline", "--model", LLAMA, "--power", "config.json"], "config.json", "--power"),
+        (["roofline", "--model", "config.json"], "config.json", "--model"),
+        (["roofline", "--model", "."], "config.json", "--model, its config.json"),
+        (["from-aiconfigurator", "--model", LLAMA, "--reference", "config.json"], "config.json", "--reference"),
+        (["from-aiconfigurator", "--model", "config.json"], "config.json", "--model"),
+        (["from-kernels", "--model", "config.json", "--layout", "tp8"], "config.json", "--model"),
+        (
+            ["from-kernels", "--model", "m", "--layout", "tp8", "--decode-of", "config.json"],
+            "config.json",
+            "--decode-of",
+        ),
+        (["from-endpoint", "http://127.0.0.1:1", "--model", "m", "--shape", "config.json"], "config.json", "--shape"),
+        (["from-endpoint", "http://127.0.0.1:1", "--model", "config.json"], "config.json", "--model"),
+        (["from-npz", "results", "--model", "config.json"], "config.json", "--model"),
+        (["from-npz", "config.json", "--model", LLAMA], "config.json", "PATH"),
+        (["from-npz", "results", "--model", LLAMA], DECODE, f"{DECODE}, a file of PATH"),
+    ],
+)
+def test_no_profile_takes_the_place_of_a_file_that_is_read(
+    words: list[str], out: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profiler_folder(Path("results"))
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
+    Path("config.json").write_text(json.dumps({**shape, "vocab_size": 256, "max_position_embeddings": 4096}))
+    before = Path(out).read_bytes()
+    assert refused(*words, "--gpu", "h100", "--out", out, "--force") == f"--out {out} is also {said}; name another file"
+    assert Path(out).read_bytes() == before
 
 
 def test_what_is_no_table_of_dynamos_is_one_line(tmp_path: Path) -> None:
