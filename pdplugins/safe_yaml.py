@@ -39,9 +39,12 @@ _SCALARS = [(_TAG + kind, re.compile(rf"(?:{form})\Z")) for kind, form in _CORE.
 _BASES = {"0o": 8, "0x": 16}
 
 
-def read_yaml(path: Path) -> Any:
-    """Return what a YAML file says. Raises OSError, or ConfigError with one line that does not name the file."""
-    raw = read_limited(path, MOST_BYTES, pipes=True)
+def read_yaml(path: Path, *, pipes: bool = True) -> Any:
+    """Return what a YAML file says. Raises OSError, or ConfigError with one line that does not name the file.
+
+    :param pipes: also read a pipe or a device, which may keep its reader waiting.
+    """
+    raw = read_limited(path, MOST_BYTES, pipes=pipes)
     try:
         return parse_yaml(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -154,7 +154,7 @@ def _requests(
 
 def lengths_of(trace: Path) -> Path:
     """Return the file with the lengths of the requests whose arrivals are in the file `trace`."""
-    return trace.with_name(trace.name.replace("-trace.csv", "-dataset.json"))
+    return trace.parent / trace.name.replace("-trace.csv", "-dataset.json")
 
 
 def _is_empty(row: Any, column: str) -> bool:

@@ -173,7 +173,7 @@ def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        data = read_yaml(path)
+        data = read_yaml(path, pipes=False)  # it is read more than once
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}; give the path of a readable workload file") from None
     except ConfigError as error:

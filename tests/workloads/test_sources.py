@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,21 @@ def test_a_mix_that_is_a_part_of_itself_is_looked_at_for_a_moment(
     assert inputs("--trace", "mix.yaml") == {"--trace": Path("mix.yaml")}
     with pytest.raises(TraceError, match=r"mix\.yaml"):
         traces.read(Path("mix.yaml"))
+
+
+@pytest.mark.parametrize("path", [".", "''", "/"])
+def test_a_folder_without_a_name_is_no_trace(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, f"workload: mooncake-jsonl\npath: {path}\n", "odd.yaml")
+    assert Path("odd.yaml") in inputs("--trace", "odd.yaml").values()
+    with pytest.raises(TraceError, match="Is a directory"):
+        traces.read(Path("odd.yaml"))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_workload_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.yaml")
+    assert inputs("--trace", "pipe.yaml") == {"--trace": Path("pipe.yaml")}
+    with pytest.raises(TraceError, match=r"^pipe\.yaml: a pipe or a device; write it to a file first$"):
+        traces.read(Path("pipe.yaml"))
