@@ -39,8 +39,9 @@ def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]
 
 def shows(text: str) -> bool:
     """Tell whether standard output has all characters of `text`."""
+    encoding = getattr(sys.stdout, "encoding", None)  # a program that starts without one has no standard output
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(encoding or "utf-8")
     except UnicodeError:
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -402,6 +403,15 @@ def test_a_full_disk_behind_standard_output_is_one_line(arguments: list[str]) ->
         )
     assert done.stderr == "pdplugins: standard output: No space left on device; send it to where there is room\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["trace", "info", "demo"], ["plugins"]])
+def test_a_standard_output_that_is_closed_is_no_traceback(arguments: list[str]) -> None:
+    program = (
+        f"exec {shlex.quote(sys.executable)} -c 'from pdplugins.cli import main; main()' {' '.join(arguments)} >&-"
+    )
+    done = subprocess.run(["sh", "-c", program], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles, stdev
 from typing import Any
 
-from pdplugins.config import parse
+from pdplugins.config import Config, parse
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError, printable
@@ -61,7 +61,7 @@ def shadowed(path: Path) -> Iterator[str]:
     """Yield readable lines about each run of the log at `path`. Raises ConfigError for a log without such decisions."""
     for number, (run, deployment, placed, pools) in enumerate(_runs(path), 1):
         status = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
-        yield printable(f"run {number}, {run.header['at']}: {status}; profile {_profile(run)}")
+        yield printable(f"run {number}, {run.header['at']}: {status}; profile {_config(run).deployment.profile}")
         if placed:
             yield from map(printable, _router_lines(placed, deployment))
         if pools is not None:
@@ -85,7 +85,7 @@ def _runs(path: Path) -> list[tuple[Run, Deployment, list[Placed], Pools | None]
     found = []
     for run in read(path):
         with reading(run.where):
-            deployment = build_deployment(parse(run.header["config"], "config in the log's header"))
+            deployment = build_deployment(_config(run))
             str(run.header["at"])  # it is shown later, and may be missing
             pools = pools_of(run, deployment)
         placed = placements(run, deployment)
@@ -251,5 +251,5 @@ def _planner_lines(pools: Pools) -> Iterator[str]:
     yield f"  {'estimated attainment':<22}{before:>10.1%}{after:>10.1%}{(after - before) * 100:>+24.1f} points"
 
 
-def _profile(run: Run) -> str:
-    return str(run.header["config"]["deployment"]["profile"])
+def _config(run: Run) -> Config:
+    return parse(run.header["config"], "config in the log's header")

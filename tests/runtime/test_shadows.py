@@ -217,6 +217,15 @@ def test_an_edited_line_is_named(tmp_path: Path, change: dict[str, Any]) -> None
         list(shadows.shadowed(log))
 
 
+def test_a_header_without_a_profile_has_that_of_every_config_without(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", routed("a", BUSY, IDLE))
+    header, line = log.read_text().splitlines()
+    data = json.loads(header)
+    del data["config"]["deployment"]["profile"]
+    log.write_text(f"{json.dumps(data)}\n{line}\n")
+    assert "; profile h100/llama-3.1-70b-fp8" in next(shadows.shadowed(log))
+
+
 @pytest.mark.moderate
 def test_pools_come_in_the_order_that_the_simulator_has_them_in() -> None:
     """From idle to far too small. Near saturation the shares differ: half a minute is no steady state."""
