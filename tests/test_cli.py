@@ -123,6 +123,13 @@ WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
         (["doctor", "--port", "99999"], "Invalid value for '--port'"),
         (["explain"], "Missing argument 'LOG'; see pdplugins explain --help"),
         (["explain", "/dev/null"], "/dev/null: no run in it"),
+        (["explain", "/dev/urandom"], "/dev/urandom:1: not a line of a decision log"),
+        (["bench", "decisions", "--workers", "1000000000"], "Invalid value for '--workers'"),
+        (
+            ["gateway-key", "/dev/null", "alice"],
+            "gateway-key: /dev/null: no file, so it would keep no key; name a file",
+        ),
+        (["gateway-key", "-", "alice"], "gateway-key: -: no file, so it would keep no key; name a file"),
         (["config", "/dev/zero"], "/dev/zero: larger than 128 KiB"),
         (
             ["gateway-key", "/no/such/folder/keys", "alice"],
@@ -403,6 +410,31 @@ def test_a_full_disk_behind_standard_output_is_one_line(arguments: list[str]) ->
         )
     assert done.stderr == "pdplugins: standard output: No space left on device; send it to where there is room\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("> /dev/full", "No space left on device; nobody saw the key"), (">&-", "closed, so nobody would see the key")],
+)
+@pytest.mark.parametrize("before", [None, b"# mine\n"])
+def test_no_key_is_kept_that_nobody_saw(where: str, said: str, before: bytes | None, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    if before is not None:
+        keys.write_bytes(before)
+    program = f"exec {shlex.quote(sys.executable)} -c 'from pdplugins.cli import main; main()' gateway-key keys alice"
+    done = subprocess.run(
+        ["sh", "-c", f"{program} {where}"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == ({"keys": before} if before else {})
+
+
+def test_a_pipe_keeps_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    assert refused(["gateway-key", "pipe", "alice"], monkeypatch) == 2
 
 
 @pytest.mark.parametrize("arguments", [["trace", "info", "demo"], ["plugins"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -216,7 +217,21 @@ def gateway_key(
     """Make a key for a client of the gateway: it is printed once, and FILE gets its hash."""
     from pdplugins.gateway.access.api_keys import new_key  # noqa: PLC0415 - as above
 
-    typer.echo(new_key(file, name, admin=admin))
+    new_key(file, name, admin=admin, tell=_tell)
+
+
+def _tell(key: str) -> None:
+    """Print a key at once. Raises ConfigError where nobody can read it."""
+    if sys.stdout is None:
+        raise ConfigError("gateway-key: standard output is closed, so nobody would see the key; none was made")
+    try:
+        typer.echo(key)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"gateway-key: standard output: {error.strerror}; nobody saw the key, so none was made"
+        ) from None
 
 
 def changed_limits(config: Config, given: Mapping[str, Any], settings: Sequence[str]) -> Config:

@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import PdpluginsError, one_line
 from pdplugins.files import check_outputs, write_whole
 from pdplugins.registry import Registration
+
+Workers = Annotated[list[int], typer.Option(min=4, max=MOST_GPUS, help="Number of workers; may be repeated.")]
 
 
 @hookimpl
@@ -31,7 +34,7 @@ def _bench() -> typer.Typer:
 
 def decisions(
     *,
-    workers: Annotated[list[int], typer.Option(min=4, help="Number of workers; may be repeated.")] = [64, 4096],  # noqa: B006
+    workers: Workers = [64, 4096],  # noqa: B006
     calls: Annotated[int, typer.Option(min=10, help="Decisions that are timed for each policy and size.")] = 1000,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each decision; the shortest time counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and loads.")] = 0,

@@ -24,6 +24,8 @@ from pdplugins.runtime.records import WHOLE
 SCHEMAS = (1, SCHEMA)
 MOST_LINE_BYTES = 2**24
 """Longest line. What a planner sees of a thousand workers takes a quarter of a megabyte."""
+MOST_TORN = 1000
+"""Torn lines in a row. Each crash leaves one, and a device has no end of them."""
 _NAME_ONE = "name a decision log, as --decision-log FILE writes it"
 
 
@@ -146,6 +148,8 @@ def _read_part(path: Path) -> list[Run]:
         data, where = _object(line), f"{path}:{number}"
         if data is None:
             torn = torn or number
+            if number - torn >= MOST_TORN:
+                raise ConfigError(f"{path}:{torn}: not a line of a decision log; {_NAME_ONE}")
         elif "schema" in data:
             runs.append(Run(_header(data, where), where=where))
             torn = None

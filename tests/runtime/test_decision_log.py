@@ -112,6 +112,8 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
         ("", "no run in it; name a decision log"),
         ("hello\nworld\n", "no run in it; name a decision log"),
         ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schemas 1 and 2"),
+        ("hello\n" * 1001, ":1: not a line of a decision log; name a decision log"),
+        ('{"schema": 1}\n' + "hello\n" * 2000, ":2: not a line of a decision log; name a decision log"),
         ('{"schema": 1}\n{"at": 1}\n', r":2: not a line of a decision log \(KeyError: 'view'\)"),
         ('{"schema": 1}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
         ('{"at": 1}\n', ":1: not a line of a decision log; name a decision log, as --decision-log FILE writes it"),

@@ -12,12 +12,13 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import held, read_limited, write_whole_bytes
+from pdplugins.files import DEVICE, STDOUT, held, read_limited, whole_text
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -111,13 +112,16 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     return tuple(keys.values())
 
 
-def new_key(path: Path, name: str, *, admin: bool) -> str:
-    """Make a key called `name`, add its hash to the file, and return it. It is nowhere else. Raises ConfigError."""
+def new_key(path: Path, name: str, *, admin: bool, tell: Callable[[str], object] = lambda _: None) -> str:
+    """Make a key called `name`, add its hash to the file, and return it. It is nowhere else. Raises ConfigError.
+
+    :param tell: gets the key before the file has its hash. Where it raises, the file stays as it was.
+    """
     with held(path):
-        return _added(path, name, admin=admin)
+        return _added(path, name, admin, tell)
 
 
-def _added(path: Path, name: str, *, admin: bool) -> str:
+def _added(path: Path, name: str, admin: bool, tell: Callable[[str], object]) -> str:
     there = _is_there(path)
     keys = read_keys(path) if there else ()
     if _LINE.fullmatch(f"{name} sha256:{'0' * 64}") is None:
@@ -127,12 +131,20 @@ def _added(path: Path, name: str, *, admin: bool) -> str:
     key = PREFIX + secrets.token_urlsafe(32)
     before = path.read_bytes().rstrip(b"\r\n") if there else b""  # comments may be of any encoding
     added = str(ApiKey(name, sha256(key.encode()).digest(), admin)).encode()
-    write_whole_bytes(path, b"\n".join([*filter(None, [before]), added, b""]), mode=0o600)
+    with whole_text(path, mode=0o600) as file:
+        file.buffer.write(b"\n".join([*filter(None, [before]), added, b""]))
+        file.flush()
+        tell(key)
     return key
 
 
 def _is_there(path: Path) -> bool:
+    """Tell whether the file is there. Raises ConfigError for what keeps no key, or its reader waiting."""
     try:
-        return path.exists()
+        there = path.exists()
+        odd = path in (STDOUT, DEVICE) or (there and not path.is_file())
     except OSError as error:
         raise ConfigError(f"gateway-key: {path}: {error.strerror}; name a file that can be read and written") from None
+    if odd:
+        raise ConfigError(f"gateway-key: {path}: no file, so it would keep no key; name a file")
+    return there
