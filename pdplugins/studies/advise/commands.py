@@ -105,7 +105,7 @@ def advise(  # noqa: PLR0913 - the options of a command
         write_whole(html, page.page(found, command_line(), commit()))
     written = []
     if save_dir is not None:  # before anything is printed, which nobody may read
-        about = f"{words.verdict(found)[0]}\n(simulated; found by: {command_line()})"
+        about = f"{words.verdict(found)[0]}\n{folder.FOUND_BY}{command_line()})"
         written = [*folder.write(found.best.candidate.config, model_path, about, save_dir)]
     _show(found)
     typer.echo(f"simulated; {found.settings} settings with all GPUs, {time.perf_counter() - began:.0f} s")

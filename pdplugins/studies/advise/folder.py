@@ -10,7 +10,7 @@ import yaml
 
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_outputs, write_whole
+from pdplugins.files import check_outputs, is_file, write_whole
 from pdplugins.studies.advise.kubernetes import manifest
 from pdplugins.studies.advise.serving import CONFIG, dynamo_script, sglang_script
 
@@ -20,10 +20,16 @@ NAMES = (CONFIG, SGLANG, DYNAMO, KUBERNETES)
 PROFILE = "profile.json"
 SCRIPT = 0o777
 """Mode of the scripts, less what the user's umask takes away."""
+FOUND_BY = "(simulated; found by: "
+"""What the head of each of these files says, before the command."""
+HEAD_BYTES = 2**16
 
 
 def check(folder: Path) -> None:
-    """Raise ConfigError if the folder cannot be written, or made, before work is lost."""
+    """Raise ConfigError if the folder cannot be written, or made, before work is lost.
+
+    Files of an earlier `advise` are replaced. Those of others would be lost, so they are refused.
+    """
     try:
         with TemporaryFile(dir=folder if folder.exists() else folder.parent):
             pass
@@ -31,6 +37,18 @@ def check(folder: Path) -> None:
         raise ConfigError(f"--save-dir {folder}: {error.strerror}; give a folder that can be written") from None
     if folder.exists():
         check_outputs(*(folder / name for name in (*NAMES, PROFILE)))
+        for path in (folder / name for name in NAMES):
+            if is_file(path) and not _is_ours(path):
+                raise ConfigError(f"--save-dir {folder}: its {path.name} is not of 'advise'; name another folder")
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether `write` has written a file."""
+    try:
+        with path.open("rb") as file:
+            return FOUND_BY.encode() in file.read(HEAD_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--save-dir: {path}: {error.strerror}; name another folder") from None
 
 
 def write(config: Config, model: str | None, about: str, folder: Path) -> Iterator[tuple[Path, str]]:

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from pdplugins.errors import ConfigError
+from pdplugins.studies.advise import folder
 from pdplugins.studies.commands import pd_register_commands
 from tests.studies.advise.questions import small_search
 
@@ -47,6 +48,7 @@ def test_one_run_writes_all_that_was_asked_for(tmp_path: Path) -> None:
     assert "GPUs held, on the average" in said
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     assert str(tmp_path / "d/config.yaml") in said
+    folder.check(tmp_path / "d")  # the same command may write it again
 
 
 def test_the_folder_takes_the_place_of_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +56,8 @@ def test_the_folder_takes_the_place_of_no_input(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "config.yaml").write_text("requests: 5\n")
     with pytest.raises(ConfigError, match=r"--save-dir, its config\.yaml config\.yaml is also --trace; name"):
         run("--trace", "config.yaml", "--save-dir", ".")
+    with pytest.raises(ConfigError, match=r"^--save-dir \.: its config\.yaml is not of 'advise'; name another folder$"):
+        run("--trace", "synthetic", "--save-dir", ".")
     assert (tmp_path / "config.yaml").read_text() == "requests: 5\n"
     (tmp_path / "d").mkdir()
     with pytest.raises(ConfigError, match=r"its sglang\.sh d/sglang\.sh is also --json"):

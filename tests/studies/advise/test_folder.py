@@ -136,6 +136,18 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
         folder.check(tmp_path / "not" / "there")
 
 
+@pytest.mark.parametrize("name", folder.NAMES)
+def test_only_files_of_its_own_are_replaced(name: str, tmp_path: Path) -> None:
+    own = f"It is the best.\n{folder.FOUND_BY}pdplugins advise)"
+    for _ in range(2):
+        folder.check(tmp_path)
+        assert len(list(folder.write(CANDIDATES["fixed split"].config, None, own, tmp_path))) == 4
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"its {name} is not of 'advise'; name another folder$"):
+        folder.check(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_looking_at_a_folder_leaves_it_as_it_was(tmp_path: Path) -> None:
     theirs = tmp_path / "old" / ".pdplugins"
     theirs.parent.mkdir()
