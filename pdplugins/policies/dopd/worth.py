@@ -57,7 +57,7 @@ class Outlook:
         """
         spread = self.work * self.dispersion_s
         gap = max(workers - self.work, workers * math.sqrt(self.dispersion_s / self.ahead_s))
-        busy, mean_s = min(self.work / workers, 1.0), spread / (2 * gap)
+        busy, mean_s = min(self.work / workers, 1.0), spread / (2 * gap) if gap > 0 else 0.0  # no gap: nothing varies
         found = 0.0
         for part in range(PARTS):
             waiting_s = self.backlog_s + (self.work - workers) * self.ahead_s * (part + 0.5) / PARTS

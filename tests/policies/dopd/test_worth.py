@@ -43,6 +43,13 @@ def test_what_waits_already_costs_the_time_until_it_is_gone() -> None:
     assert outlook(backlog_s=60.0).attainment(6, 3) < 0.5 < outlook(backlog_s=60.0).attainment(14, 3)
 
 
+def test_what_never_varies_waits_only_for_workers() -> None:
+    """As with an objective that no prompt keeps: service without any dispersion."""
+    steady = outlook(dispersion_s=0.0)
+    assert steady.attainment(4, 3) > 0.99
+    assert steady.attainment(3, 3) < 0.5
+
+
 @pytest.mark.parametrize("workers", [4, 5, 6, 8])
 def test_it_is_near_what_a_queue_really_does(workers: int) -> None:
     """Each worker has a queue of its own. Poisson arrivals, log-normal prompts, half a minute from an empty queue."""
