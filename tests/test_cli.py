@@ -123,6 +123,9 @@ WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
         (["doctor", "--port", "99999"], "Invalid value for '--port'"),
         (["explain"], "Missing argument 'LOG'; see pdplugins explain --help"),
         (["explain", "/dev/null"], "/dev/null: no run in it"),
+        (["explain", "LOG", "--shadow", "--verify"], "explain: --shadow tells of whole runs; leave out --verify"),
+        (["explain", "LOG", "--shadow", "--request", "a"], "explain: --shadow tells of whole runs; leave out"),
+        (["explain", "LOG", "--shadow", "--kind", "router"], "explain: --shadow tells of whole runs; leave out"),
         (["explain", "/dev/urandom"], "/dev/urandom:1: not a line of a decision log"),
         (["bench", "decisions", "--workers", "1000000000"], "Invalid value for '--workers'"),
         (

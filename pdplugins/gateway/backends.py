@@ -18,7 +18,7 @@ from pdplugins.gateway.errors import refused, said, shortage
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.workers import Worker, Workers
 from pdplugins.limits import GatewayConfig
-from pdplugins.processes.addresses import check_url
+from pdplugins.processes.addresses import MOST_PORT, check_url
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -48,12 +48,14 @@ class WorkerOption:
         check_url(url, "--worker")
         try:
             port, role, kind = (given.pop(name, None) for name in ("bootstrap_port", "role", "kind"))
-            option = cls(url.rstrip("/"), port and int(port), role and Role(role), kind and ServerKind(kind))  # type: ignore[arg-type]
+            option = cls(url.rstrip("/"), int(port) if port else None, role and Role(role), kind and ServerKind(kind))  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(f"--worker {one_line(text)}: {one_line(error)}; roles are prefill and decode") from None
         if given:
             wrong = one_line(", ".join(given))
             raise ConfigError(f"--worker {one_line(text)}: unknown {wrong}; known are bootstrap_port, role and kind")
+        if option.bootstrap_port is not None and not 1 <= option.bootstrap_port <= MOST_PORT:
+            raise ConfigError(f"--worker {one_line(text)}: bootstrap_port is a port, 1 to {MOST_PORT}")
         return option
 
 

@@ -11,6 +11,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.contracts.kinds import Kind
+from pdplugins.errors import ConfigError
 
 
 @hookimpl
@@ -35,6 +36,8 @@ def explain(
     from pdplugins.runtime import replaying, shadows  # noqa: PLC0415
 
     if shadow:
+        if verify or request is not None or kind:
+            raise ConfigError("explain: --shadow tells of whole runs; leave out --verify, --request and --kind")
         lines = [_json(shadows.as_data(log))] if as_json else shadows.shadowed(log)
         for line in lines:
             typer.echo(line)

@@ -193,7 +193,13 @@ def test_fields_are_appended_to_the_bytes_of_a_body(body: bytes, whole: bytes) -
 def test_worker_options() -> None:
     option = WorkerOption.parse("http://h:1/,bootstrap_port=9,role=decode,kind=dual")
     assert option == WorkerOption("http://h:1", 9, Role.DECODE, ServerKind.DUAL)
-    for bad in ("h:1", "http://h:1,port=3", "http://h:1,role=both", "http://h:1,bootstrap_port=x"):
+    for bad in (
+        "h:1",
+        "http://h:1,port=3",
+        "http://h:1,role=both",
+        "http://h:1,bootstrap_port=x",
+        "http://h:1,bootstrap_port=65536",
+    ):
         with pytest.raises(ConfigError, match="--worker"):
             WorkerOption.parse(bad)
     with pytest.raises(ConfigError, match="same address"):

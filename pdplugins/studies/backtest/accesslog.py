@@ -61,7 +61,9 @@ class Line:
 def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None = None) -> Recording:
     """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
     if not is_file(path):
-        raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
+        raise TraceError(
+            f"--access-log {path}: no such file, or a pipe or folder; give a log with a line of JSON for each request"
+        )
     first_s, last_s = (-math.inf if start_s is None else start_s), (math.inf if end_s is None else end_s)
     lines = sorted((line for line in _lines(path) if first_s <= line.at_s < last_s), key=lambda line: line.at_s)
     if len(lines) < 2:

@@ -176,7 +176,7 @@ def test_a_broken_archive_and_an_empty_log_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TraceError, match="plain or in gzip"):
         read(tmp_path / "cut.gz", SLO)
-    with pytest.raises(TraceError, match="no such file; give a log with a line of JSON"):
+    with pytest.raises(TraceError, match="no such file, or a pipe or folder; give a log with a line of JSON"):
         read(tmp_path / "gone.jsonl", SLO)
     with pytest.raises(TraceError, match="0 requests with an answer"):
         read(log(tmp_path, ["\n"]), SLO)
