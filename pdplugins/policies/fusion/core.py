@@ -181,6 +181,11 @@ class Core:
         lengths = self.lengths
         return max(self._lengths(lengths.isl or 0.0, lengths.osl, lengths.history).context, 1.0)
 
+    def began(self, request: Request, now_s: float) -> None:
+        """Learn the length of a prompt that goes on. One that no KV cache holds is no traffic: its host refuses it."""
+        if self.present.holds(request):
+            self.lengths.began(request, now_s)
+
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
         self.residents.left(request.id)

@@ -33,6 +33,8 @@ class FusionFlow:
         self._ahead_s = core.ahead_s
         self._refuses = settings.overload == "refuse"
         self._requests: dict[str, Request] = {}
+        self._hopeless: dict[str, None] = {}
+        """Requests whose prompt no KV cache holds: their host refuses them, so they need no turn."""
         self._released: set[str] = set()
         self._turns = Turns(settings.choices)
         self._new = False
@@ -51,9 +53,12 @@ class FusionFlow:
     def on_arrival(self, waiting: Waiting, now_s: float) -> None:
         """Take in a request."""
         request = waiting.request
+        self._released.discard(request.id)
+        if not self._present.holds(request):
+            self._hopeless[request.id] = None
+            return
         cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens) * self._core.drift.typical
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
-        self._released.discard(request.id)
         # Hosts do not ask while nothing waits. Where nobody is refused, a pace that is too low changes only the order.
         if self._refuses and not self._requests:
             self._pace.idle(now_s)
@@ -67,6 +72,8 @@ class FusionFlow:
         if not workers:
             return HOLD
         self._present.at(workers, now_s)
+        if self._hopeless:
+            return Go(self._hopeless.popitem()[0], "no KV cache holds its prompt")
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
         if self._new:
@@ -86,11 +93,12 @@ class FusionFlow:
         self._pace.started(job.cost_s)
         self._released.add(job.key)
         self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
-        self._core.lengths.began(self._requests.pop(job.key), now_s)
+        self._core.began(self._requests.pop(job.key), now_s)
         return Go(job.key, why)
 
     def on_left(self, request_id: str) -> None:
         """Forget a request whose client has gone away."""
+        self._hopeless.pop(request_id, None)
         self._queue.remove(request_id)
         self._requests.pop(request_id, None)
 

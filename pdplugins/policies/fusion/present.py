@@ -9,6 +9,7 @@ that a request has ended, is known when it happens. A load without a time is one
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence, Set
 from enum import Enum, auto
@@ -162,6 +163,8 @@ class Present:
         """Returns how many requests decode on a worker, and their context in all, as far as the host says."""
         self.ahead: Callable[[WorkerView], float] = ahead_tokens
         """Returns the prompt tokens that wait or run on a worker."""
+        self._largest = math.inf
+        """Tokens that the largest KV cache holds, where all workers say how much theirs does."""
         self._speed = speed
         self._looked: Sequence[WorkerView] | None = None
         self._workers: dict[str, Followed] = {}
@@ -173,8 +176,14 @@ class Present:
         self.now_s = now_s
         if workers is not self._looked:
             self._looked = workers
+            told = [worker.kv_capacity_tokens for worker in workers]
+            self._largest = max(told) if told and all(told) else math.inf
             self.follows = any(hasattr(worker.load, "reported_s") for worker in workers)
             self.decodes, self.ahead = (self._decodes, self._ahead) if self.follows else (decodes_of, ahead_tokens)
+
+    def holds(self, request: Request) -> bool:
+        """Tell whether some worker may hold a prompt and one token in its KV cache, of the workers seen last."""
+        return request.prompt_tokens < self._largest
 
     def _decodes(self, worker: WorkerView) -> tuple[int, int]:
         followed = self._followed(worker)

@@ -81,8 +81,8 @@ class FusionRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
-        self._core.lengths.began(request, now_s)
         self._present.at(workers, now_s)
+        self._core.began(request, now_s)
         self._look(workers)
         placement = self._soonest(request, workers)
         if self._present.follows:

@@ -290,3 +290,27 @@ def test_a_slow_worker_that_only_prefills_has_no_more_time_of_work_waiting(core:
 
     assert goes_on() == ["a", "b"]
     assert goes_on(decode_requests=8.0, decode_tokens=8000.0) == ["a"]
+
+
+def test_a_prompt_that_no_kv_cache_holds_takes_nobodys_turn(core: Cores) -> None:
+    """Its host refuses it, so it neither waits nor counts: not as work, not in a place, and not in the mean prompt."""
+    shared = core(oldest_share=0.5)
+    flow, workers = FusionFlow(shared), fleet(0, 2, kv_capacity_tokens=20_000)
+    arrive(flow, "a", 1000)
+    assert gone(ask(flow, workers)) == ["a"]
+    full = busy(2, kv_capacity_tokens=20_000)
+    for name, tokens in (("b", 19_000), ("huge", 20_000), ("gone", 20_000), ("c", 1000)):
+        arrive(flow, name, tokens)
+    flow.on_left("gone")
+    assert gone(ask(flow, full)) == ["huge"]
+    assert gone(ask(flow, fleet(0, 2, kv_capacity_tokens=20_000))) == ["c", "b"]
+    assert shared.lengths.isl == pytest.approx((1000 + 1000 + 19_000) / 3)
+
+
+def test_a_kv_cache_whose_size_is_not_told_may_hold_any_prompt(core: Cores) -> None:
+    flow = FusionFlow(core())
+    workers = (worker("d0", queued_tokens=50_000.0), worker("d1", queued_tokens=50_000.0, kv_capacity_tokens=0))
+    for name in ("a", "huge"):
+        arrive(flow, name, 10_000_000 if name == "huge" else 1000)
+        decisions = ask(flow, workers)
+    assert gone(decisions) == []

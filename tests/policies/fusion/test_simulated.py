@@ -103,6 +103,16 @@ def test_a_small_kv_cache_stops_nobody() -> None:
 
 
 @pytest.mark.moderate
+def test_prompts_that_no_kv_cache_holds_disturb_nobody() -> None:
+    """They are refused at once. As a part of the traffic they would have all workers prefill, and answers wait."""
+    chat = chats(8.0, 800)
+    huge = [TraceRequest(10.0 + 2 * number, 300_000, 100) for number in range(45)]
+    result = run(sorted([*chat, *huge], key=lambda one: one.arrival_s))
+    assert result.requests.failed == len(huge)
+    assert attainment(result) * result.requests.total > 0.99 * len(chat)
+
+
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("part", "method"), [("router", "on_arrival"), ("batching", "next_batch")], ids=["router", "batches"]
 )
