@@ -137,6 +137,7 @@ class Core:
 
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn how long the steps of workers take that only decode, and take in how long answers are."""
+        self.lengths.decoded(sum(decodes_of(worker)[0] for worker in workers), sum(map(_decodes_s, workers)), now_s)
         if self.sizes_steps:
             self.costs.answers(0.0 if self.feedback.misses_tpot else self.lengths.short)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
@@ -285,3 +286,9 @@ class Core:
         towards = range(chosen - 1, -1, -1)[:MOST_COUNTS] if asks < 0 else range(chosen + asks, chosen + 2 * asks)
         fits = (moved for moved in towards if moved < workers and cases.keeps(moved, self.settings.feedback))
         return next(fits, chosen)
+
+
+def _decodes_s(worker: WorkerView) -> float:
+    """Return the tokens a second that a worker decodes, as far as its host says."""
+    tbt_s = worker.load.recent_tbt_s or 0.0
+    return decodes_of(worker)[0] / tbt_s if 0 < tbt_s < math.inf else 0.0

@@ -17,6 +17,10 @@ PRIOR = 4
 """Answers that the prior counts for, in the mean of logarithms."""
 EARLY = 8
 """Answers that must have ended before they count more than the prior."""
+FAR = 2.0
+"""What is decoded counts before answers have ended where it shows that these are so many times as long as the prior."""
+MOST_GAP_S = 5.0
+"""Between two reports of how fast workers decode; nobody knows what they did in a longer one."""
 RECENT = 512
 """Answers of which the mean is taken."""
 OFTEN = 16
@@ -66,6 +70,10 @@ class MeanLengths:
         self._tpot_s = self._wait_s = 0.0
         """Mean TPOT, and mean time before the first token."""
         self._told = self._paced = 0
+        self._heard_s: float | None = None
+        """When it was last told how fast workers decode."""
+        self._decoded = 0.0
+        """Tokens that they have decoded until then."""
 
     def began(self, request: Request, now_s: float = 0.0) -> None:
         """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
@@ -147,6 +155,25 @@ class MeanLengths:
             self._since = 0
             trust = self._ended / (self._ended + PRIOR)
             self.osl = max(self._mean(now_s), 1.0) ** trust * self._prior ** (1 - trust)
+
+    def decoded(self, decodes: int, tokens_per_s: float, now_s: float) -> None:
+        """Take in what all workers decode, while too few answers have ended to tell more than the prior.
+
+        What was decoded so far for each request that has gone on is less than a mean answer, whether a host tells of
+        ends or not: those that decode have about half of theirs. A little more than the prior says nothing, as some
+        answers are longer than others.
+
+        :param decodes: requests that decode now.
+        """
+        if self._ended >= EARLY:
+            return
+        since_s, self._heard_s = self._heard_s, now_s
+        if since_s is None or not self._prompts:
+            return
+        self._decoded += tokens_per_s * min(max(now_s - since_s, 0.0), MOST_GAP_S)
+        tokens = self._decoded / self._prompts * (1 + min(decodes / self._prompts, 1.0))
+        if tokens > FAR * self._prior:
+            self.osl = max(self.osl, min(tokens, MOST_TOKENS))
 
     def _forget(self) -> None:
         _, forgotten = self._recent.popitem(last=False)

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.fusion.lengths import EARLY, MOST_DECODING, MOST_OPEN, MOST_TOKENS, PRIOR, MeanLengths
+from pdplugins.policies.fusion.config import FusionSettings
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.lengths import (
+    EARLY,
+    MOST_DECODING,
+    MOST_GAP_S,
+    MOST_OPEN,
+    MOST_TOKENS,
+    PRIOR,
+    MeanLengths,
+)
 from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
-from pdplugins.testing import request
+from pdplugins.testing import deployment, request, worker
+from tests.policies.fusion.model import MODEL
 
 
 def traffic(lengths: MeanLengths, outputs: list[int], rate: float, end_s: float, tpot_s: float = 0.02) -> None:
@@ -62,6 +73,52 @@ def test_the_prior_counts_until_some_answers_have_come() -> None:
     trust = EARLY / (EARLY + PRIOR)
     assert lengths.osl == pytest.approx(28**trust * 256 ** (1 - trust))
     assert lengths.answered == 2
+
+
+def test_what_is_decoded_counts_before_any_answer_has_ended() -> None:
+    """One comes each second, and each has 50 tokens a second: after 40 s they have about 1,000 in the mean."""
+    lengths = MeanLengths(256)
+    for number in range(40):
+        lengths.began(request(str(number)), float(number))
+        lengths.decoded(number, 50.0 * number, float(number))
+    assert lengths.osl == pytest.approx((1 + 39 / 40) * 50 * sum(range(40)) / 40)
+
+
+def test_usual_answers_leave_the_prior_as_it_is_where_nobody_tells_of_ends() -> None:
+    """Each has 300 tokens, at 50 a second, so six decode at any time."""
+    lengths = MeanLengths(256)
+    for number in range(400):
+        lengths.began(request(str(number)), float(number))
+        lengths.decoded(min(number, 6), 50.0 * min(number, 6), float(number))
+    assert lengths.osl == 256
+
+
+def test_a_report_after_a_long_silence_counts_for_a_few_seconds() -> None:
+    lengths = MeanLengths(256)
+    lengths.began(request("r"))
+    for now_s in (0.0, 3600.0):
+        lengths.decoded(1, 100.0, now_s)
+    assert lengths.osl == 2 * 100.0 * MOST_GAP_S
+
+
+def test_answers_that_have_ended_say_more_than_what_goes_on() -> None:
+    lengths = MeanLengths(256)
+    traffic(lengths, [28] * EARLY, 1.0, 1e9)
+    told = lengths.osl
+    for now_s in range(100):
+        lengths.decoded(20, 1000.0, float(now_s))
+    assert lengths.osl == told
+
+
+def test_the_core_hears_from_workers_how_fast_they_decode() -> None:
+    core = Core(FusionSettings(), deployment(MODEL))
+    core.lengths.began(request("r"))
+    load = {"decode_requests": 5.0, "decode_tokens": 5000.0}
+    workers = [worker("a", **load, recent_tbt_s=0.02), worker("b", **load, recent_tbt_s=math.nan), worker("c")]
+    core.look(workers, 20.0)
+    assert core.lengths.osl == 256
+    core.look(workers, 22.0)
+    assert core.lengths.osl == pytest.approx(2 * 2 * 5 / 0.02)
 
 
 def test_news_is_told_when_there_are_four_times_as_many_answers() -> None:

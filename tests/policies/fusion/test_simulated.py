@@ -146,6 +146,15 @@ def test_explain_says_of_one_request_why_here_why_now_and_why_late(tmp_path: Pat
 
 
 @pytest.mark.moderate
+def test_answers_far_longer_than_the_prior_do_not_overfill_the_pool() -> None:
+    """None has ended after a minute, but each has many more tokens by then than the prior says."""
+    rng, now_s, trace = random.Random(0), 0.0, []
+    while (now_s := now_s + rng.expovariate(3.0)) < 120.0:
+        trace.append(TraceRequest(now_s, 500, 4000))
+    assert attainment(run(trace)) > 0.98
+
+
+@pytest.mark.moderate
 def test_overload_does_not_take_the_goodput_down() -> None:
     """Beyond capacity most requests are still in time; with first come first served nearly none would be."""
     trace = chats(40.0, 1500)
