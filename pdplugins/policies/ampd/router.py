@@ -133,8 +133,9 @@ class AmpdRouter:
         """Algorithm 1 with predicted slack: Eq. 1 and 2 for this task, instead of the recent TTFT and ITL of others.
 
         The task runs locally only if no prefill worker meets its TTFT, the decode worker does, and the ITL there stays
-        within its slack. A local prefill pauses the decodes, and that pause is spread over an answer of mean length. A
-        task that would miss its TTFT anyway stays remote, so that it does not pause any decodes.
+        within its slack. A local prefill pauses the decodes, and that pause is spread over an answer of mean length.
+        On an idle worker it pauses nobody. A task that would miss its TTFT anyway stays remote, so that it does not
+        pause any decodes.
         """
         new = request.prompt_tokens - history
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
@@ -144,7 +145,7 @@ class AmpdRouter:
             return decode, "local: no prefill worker"
         if self._local:
             local_s = self._local_s(decode, history, new)
-            itl_s = self._itl_s(decode) + local_s / self._mean_output_tokens
+            itl_s = self._itl_s(decode) + (0.0 if _idle(decode) else local_s / self._mean_output_tokens)
             if local_s <= self._ttft_slack_s and itl_s <= self._itl_slack_s:  # lines 4, 5
                 return decode, f"local: {local_s:.3f} s and ITL {itl_s:.3f} s, remote {remote_s:.3f} s"
         return remote, f"remote: {remote_s:.3f} s, late anyway"  # lines 6-9
@@ -209,6 +210,12 @@ class AmpdRouter:
         while gcd(stride, count) != 1:
             stride += 1
         return range(start, start + count * stride, stride)
+
+
+def _idle(worker: WorkerView) -> bool:
+    """Tell whether nothing decodes on a worker, and nothing prefills there that decodes next."""
+    load = worker.load
+    return known(load.queued_requests + load.running_requests) <= 0
 
 
 def _tokens(pool: Sequence[WorkerView]) -> list[float]:

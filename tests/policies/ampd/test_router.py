@@ -204,11 +204,22 @@ def test_by_default_half_of_the_ttft_is_left_for_what_the_estimate_does_not_know
 def test_a_pause_must_fit_into_the_itl_of_those_that_decode() -> None:
     """100 tokens pause for 0.1 s, which is 1 ms for each token of an answer of 100 and 20 ms of one of 5."""
     router = AmpdRouter(AmpdRouterSettings(alpha=0.9), DEPLOYMENT)
-    workers = (worker("p0", queued=5000), worker("d0", tbt_s=0.08))
+    workers = (worker("p0", queued=5000), worker("d0", tbt_s=0.08, running=1000))
     assert router.on_arrival(later(100), workers, 0.0).first == "d0"
     for _ in range(1000):
         router.on_ended(later(100), Outcome(Ending.FINISHED, 5))
     assert router.on_arrival(later(100), workers, 0.0).first == "p0"
+
+
+def test_an_idle_decode_worker_has_nobody_to_pause() -> None:
+    """However short answers are: with one token each, any pause spread over them would break the ITL."""
+    router = AmpdRouter(AmpdRouterSettings(alpha=0.9), DEPLOYMENT)
+    for _ in range(1000):
+        router.on_ended(later(100), Outcome(Ending.FINISHED, 1))
+    busy = worker("p0", queued=5000)
+    assert router.on_arrival(later(100), (busy, worker("d0")), 0.0).first == "d0"
+    assert router.on_arrival(later(100), (busy, worker("d0", running=1000)), 0.0).first == "p0"
+    assert router.on_arrival(later(100), (busy, worker("d0", queued=100)), 0.0).first == "p0", "it decodes next"
 
 
 def test_a_task_that_is_late_anyway_pauses_no_decodes() -> None:
