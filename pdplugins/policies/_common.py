@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -14,6 +15,10 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 
+ALONE_CONTEXT = 1024.0
+"""Tokens of the one request that decodes in the shortest step."""
+REACHABLE = 3.0
+"""TPOT that is planned with where none can be kept, in such steps: about the throughput of co-location."""
 WORD = 0xFFFFFFFFFFFFFFFF
 
 Interval = Annotated[float, Field(ge=0.01, le=1e9, allow_inf_nan=False)]
@@ -77,6 +82,18 @@ def largest_within(limit_s: float, most: int, time_s: Callable[[int], float]) ->
     :param time_s: seconds as a function of the number; it must not fall.
     """
     return bisect_right(range(1, most + 1), limit_s, key=time_s)
+
+
+def reachable(deployment: Deployment) -> Deployment:
+    """Return the deployment, with a longer TPOT where its own is below the step of a single decode.
+
+    Nothing keeps such a TPOT. Who tries has one decode at a time on each worker, no prompt beside it, and a queue
+    without end, where co-location would only miss the TPOT.
+    """
+    alone_s = deployment.perf.decode_step_s(1, ALONE_CONTEXT, deployment.decode_tp)
+    if alone_s <= deployment.slo.tpot_s:
+        return deployment
+    return replace(deployment, slo=replace(deployment.slo, tpot_s=REACHABLE * alone_s))
 
 
 def tightest_tpot_s(own: Collection[float], decodes: int, usual_s: float, least_s: float) -> float:

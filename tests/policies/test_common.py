@@ -15,14 +15,22 @@ from pdplugins.policies._common import (
     fit_headroom,
     fit_pools,
     largest_within,
+    reachable,
     tightest_tpot_s,
 )
 from pdplugins.testing import request, worker
-from pdplugins.types import Deployment, Round, TraceRequest, WorkerView
+from pdplugins.types import Deployment, Round, Slo, TraceRequest, WorkerView
 
 
 def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
     return testing.deployment(gpu_budget=gpu_budget, prefill_tp=prefill_tp, decode_tp=decode_tp)
+
+
+def test_a_tpot_below_the_shortest_step_is_planned_as_three_of_these() -> None:
+    perf = testing.LinearModel(decode_fixed_s=0.02)
+    kept = testing.deployment(perf, tpot_s=0.02)
+    assert reachable(kept) is kept
+    assert reachable(testing.deployment(perf, tpot_s=0.0199)).slo == Slo(kept.slo.ttft_s, 0.06)
 
 
 def test_a_wish_that_fits_is_granted() -> None:

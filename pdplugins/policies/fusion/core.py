@@ -10,6 +10,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.policies._common import reachable
 from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs, decodes_of
@@ -46,7 +47,7 @@ class Core:
 
     def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
         self.settings = settings
-        self.deployment = deployment
+        self.deployment = deployment = reachable(deployment)
         self.costs = Costs(settings, deployment)
         self.lengths = MeanLengths(settings.prior_tokens)
         self.feedback = Feedback(deployment.slo)

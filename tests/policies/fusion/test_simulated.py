@@ -202,6 +202,13 @@ def test_the_planner_gives_back_what_a_quiet_hour_does_not_need() -> None:
     assert scaled.metrics.gpu_hours < 0.8 * fixed.metrics.gpu_hours
 
 
+def test_a_tpot_that_no_worker_keeps_stops_nobody() -> None:
+    """The shortest step takes 25 ms. One decode at a time on each worker would be all that a TPOT of 20 ms leaves."""
+    result = run(chats(8.0, 300), slo={"ttft_s": 2.0, "tpot_s": 0.02})
+    assert result.metrics.ttft_s.p99 is not None
+    assert result.metrics.ttft_s.p99 < 2.0
+
+
 def tpots(trace: list[TraceRequest], **changes: Any) -> dict[str, float]:
     """Return the TPOT of each request by its place in the trace, s."""
     data = load(find("fusion")).model_dump(mode="json") | changes
