@@ -13,15 +13,16 @@ class Pressure:
 
     def __init__(self, costs: PassCosts) -> None:
         self._costs = costs
-        self._prompt_s = 0.0
+        self._prompt_s = self._tokens = 0.0
         self._gap_s = 0.0
         self._seen = 0
         self._last_s = 0.0
 
-    def arrived(self, prompt_s: float, now_s: float) -> None:
-        """Take in an arrival whose prompt adds `prompt_s` seconds to passes."""
+    def arrived(self, prompt_s: float, tokens: int, now_s: float) -> None:
+        """Take in an arrival of which `tokens` of the prompt have to be computed, which adds `prompt_s` to passes."""
         weight = 1 / min(self._seen + 1, WINDOW)
         self._prompt_s += weight * (prompt_s - self._prompt_s)
+        self._tokens += weight * (tokens - self._tokens)
         if self._seen:
             self._gap_s += 1 / min(self._seen, WINDOW) * (now_s - self._last_s - self._gap_s)
         self._seen, self._last_s = self._seen + 1, now_s
@@ -33,6 +34,7 @@ class Pressure:
         """
         if self._gap_s <= 0:
             return 0.0
-        decode_s = self._costs.decode_s(int(batch + 0.5), context_tokens)
-        free = max(1 - decode_s / self._costs.slo_s, 0.02)
-        return self._prompt_s / self._gap_s / workers / free
+        decodes = int(batch + 0.5)
+        free = max(1 - self._costs.decode_s(decodes, context_tokens) / self._costs.slo_s, 0.02)
+        prompt_s = self._prompt_s + self._tokens * self._costs.dearer_s(decodes, context_tokens)
+        return prompt_s / self._gap_s / workers / free

@@ -52,7 +52,7 @@ class DynaServeRouter:
             self._see(workers)
         self._take_back(request)
         job = self._job(request, now_s)
-        self._pressure.arrived(job.prompt_s, now_s)
+        self._pressure.arrived(job.prompt_s, job.prompt - job.history, now_s)
         group = self._group(request)
         for server in group:
             server.follow(self._costs, job)

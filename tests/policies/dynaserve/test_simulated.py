@@ -115,6 +115,16 @@ def test_splits_serve_more_than_colocation(workers: int, rate: float, count: int
     assert ours.metrics.slo_attainment > theirs.metrics.slo_attainment + 0.1
 
 
+@pytest.mark.parametrize(("rate", "least"), [(9.0, 0.8), (5.0, 0.9)])
+def test_a_strict_tbt_leaves_most_requests_in_time(rate: float, least: float) -> None:
+    """Beside decodes 70 to 125 tokens fit into 50 ms. A pool with so little room for prompts is not underused."""
+    data = load(find("dynaserve")).model_dump(mode="json") | {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}}
+    trace = poisson(((6.9, 0.7), (5.0, 0.6)), rate, int(120 * rate))
+    result = simulate(parse(data), trace, trace_name="chats", command="test", seed=0)[0]
+    assert result.metrics.slo_attainment is not None
+    assert result.metrics.slo_attainment > least
+
+
 @pytest.mark.parametrize("predictor", ["mean", "quantile"])
 def test_a_learning_predictor_is_told_the_lengths(predictor: str) -> None:
     """Without an oracle the router learns from the answers, and nothing fails."""

@@ -255,3 +255,16 @@ def test_prompts_wait_where_the_kv_cache_is_full() -> None:
             timeline.add(leg)
         ends.append(timeline.end_s(leg))
     assert ends[1] > 1.5 * ends[0]
+
+
+def test_a_prompt_token_is_dearer_where_few_fit_beside_decodes() -> None:
+    """A step of 50 ms leaves few tokens beside thirty decodes, and one of 100 ms many."""
+
+    def more(tpot_s: float, decodes: int) -> float:
+        config = parse({"slo": {"tpot_s": tpot_s}, "deployment": {"profile": "h100/llama-3.1-70b-fp8"}})
+        costs = PassCosts(build_deployment(config))
+        return costs.dearer_s(decodes, 1000.0 * decodes) / costs.prompt_s(0, 1)
+
+    assert more(0.05, 30) > 0.5
+    assert more(0.1, 30) == 0.0
+    assert more(0.05, 0) == 0.0
