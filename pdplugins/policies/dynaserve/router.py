@@ -43,6 +43,8 @@ class DynaServeRouter:
         self._groups: list[list[Server]] = []
         self._given: OrderedDict[str, list[tuple[Server, Leg]]] = OrderedDict()
         """Micro-requests of each request in service."""
+        self._strict: dict[str, list[Server]] = {}
+        """Where requests in service decode that have a TPOT of their own below the deployment's."""
         self._turns = 0
         self._share = 0.0
 
@@ -81,6 +83,7 @@ class DynaServeRouter:
         if outcome.ending is Ending.FINISHED:
             self._lengths.learn(request, outcome.output_tokens)
             self._given.pop(request.id, None)
+            self._left(request.id)
         else:
             self._take_back(request)
 
@@ -89,7 +92,14 @@ class DynaServeRouter:
         tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
         history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
         prompt_s = self._costs.prompt_s(history, prompt)
-        return Job(request.id, prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history)
+        own_s = self._own_s(request, prompt)
+        return Job(request.id, prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history, own_s)
+
+    def _own_s(self, request: Request, prompt: int) -> float | None:
+        """Return the TPOT of a request that asks for less than the deployment's, unless nothing keeps that."""
+        own_s = None if request.terms is None else request.terms.tpot_s
+        keeps = own_s is not None and self._costs.decode_s(1, prompt) <= own_s < self._costs.slo_s
+        return own_s if keeps else None
 
     # --- the workers -----------------------------------------------------------------------------------------------
 
@@ -121,8 +131,14 @@ class DynaServeRouter:
         return self._share < self._settings.underused
 
     def _decoders(self, group: Sequence[Server], job: Job, underused: bool) -> Sequence[Server]:
-        """Return the workers that may decode a request. With `pairs: roles` some only prefill, unless underused."""
+        """Return the workers that may decode a request. With `pairs: roles` some only prefill, unless underused.
+
+        Requests with a TPOT below the deployment's decode together, and others apart from them: one of them leaves all
+        prompts of its worker little of each step.
+        """
         able = [server for server in group if server.can(Role.DECODE) and server.holds(job.length)]
+        apart = [server for server in able if bool(server.strict) == (job.own_s is not None)]
+        able = [server for server in apart if server.takes(job, self._costs)] or able
         if self._settings.pairs == "roles" and not underused:
             named = [server for server in able if server.view.role is Role.DECODE and server.takes(job, self._costs)]
             if named:
@@ -134,6 +150,7 @@ class DynaServeRouter:
         able = [server for server in group if server.can(Role.PREFILL) and server.holds(job.prompt)] or group
         if bound is not None and (there := [server for server in able if server.view.id == bound]):
             return there[0]
+        able = [server for server in able if not server.strict] or able
         if balanced and self._settings.pairs == "roles":
             able = [server for server in able if server.view.role is Role.PREFILL] or able
         return min(able, key=lambda server: server.timeline.done_s(job.prompt_s, job.now_s))
@@ -169,10 +186,20 @@ class DynaServeRouter:
 
     def _give(self, job: Job, server: Server, leg: Leg) -> None:
         server.timeline.add(leg)
+        if job.own_s is not None and leg.tokens:
+            self._strict.setdefault(job.request, []).append(server)
+            server.strict += 1
+            if len(self._strict) > MOST_KNOWN:
+                self._left(next(iter(self._strict)))
         self._given.setdefault(job.request, []).append((server, leg))
         if len(self._given) > MOST_KNOWN:
             self._given.popitem(last=False)
 
+    def _left(self, request: str) -> None:
+        for server in self._strict.pop(request, ()):
+            server.strict -= 1
+
     def _take_back(self, request: Request) -> None:
+        self._left(request.id)
         for server, leg in self._given.pop(request.id, ()):
             server.timeline.forget(leg)

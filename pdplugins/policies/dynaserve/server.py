@@ -31,6 +31,8 @@ class Job:
     now_s: float
     history: int = 0
     """Tokens of the prompt that its first worker has in its KV cache."""
+    own_s: float | None = None
+    """Its own TPOT, where that is below the deployment's."""
 
     @property
     def length(self) -> int:
@@ -41,12 +43,14 @@ class Job:
 class Server:
     """One worker."""
 
-    __slots__ = ("_usual_kv_tokens", "timeline", "view")
+    __slots__ = ("_usual_kv_tokens", "strict", "timeline", "view")
 
     def __init__(self, view: WorkerView, costs: PassCosts) -> None:
         self.view = view
         self.timeline = Timeline(costs)
         self._usual_kv_tokens = costs.kv_tokens
+        self.strict = 0
+        """Requests in service that decode here within a TPOT of their own."""
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -89,7 +93,7 @@ class Server:
         batch = timeline.batch + 1
         if batch > costs.most_batch or timeline.kv_tokens + job.length > TOO_MUCH_KV * self.kv_capacity_tokens:
             return False
-        return costs.decode_s(batch, timeline.context_tokens + job.length) <= costs.slo_s
+        return costs.decode_s(batch, timeline.context_tokens + job.length) <= (job.own_s or costs.slo_s)
 
     def fill(self) -> float:
         """Return how full of decodes the worker is: the KV cache that they need, over its size."""

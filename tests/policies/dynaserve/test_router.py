@@ -13,7 +13,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.router import DynaServeRouter
 from pdplugins.testing import Worker
-from pdplugins.types import Capabilities, Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
+from pdplugins.types import Capabilities, Deployment, Ending, Outcome, Placement, Request, Role, Terms, WorkerLoad
 from tests.policies.dynaserve.model import Model, deployment_of, worker
 
 BUSY = WorkerLoad("w", 1, 100, 8, 8000)
@@ -80,6 +80,33 @@ def test_a_busy_pool_prefills_anywhere_and_decodes_on_decode_workers(deployment:
 def test_with_any_pair_a_busy_pool_decodes_everywhere(deployment: Deployment) -> None:
     placements = steady(deployment, 0.03, 1000, 100, pairs="any")
     assert {placement.second for placement in placements} == {"p0", "p1", "d0", "d1"}
+
+
+def test_requests_with_a_tpot_of_their_own_decode_together_and_others_apart(deployment: Deployment) -> None:
+    """The shortest step takes 20 ms: 30 ms can be kept, and 10 cannot, so that nobody makes room for it."""
+    route, workers = router(deployment), pool(2, 2)
+
+    def decodes(name: str, tpot_s: float | None) -> str | None:
+        return route.on_arrival(request(1000, 200, name, terms=Terms(tpot_s=tpot_s)), workers, 0.0).second
+
+    hopeless = {decodes(f"hopeless {index}", 0.01) for index in range(8)}
+    strict = {decodes(f"strict {index}", 0.03) for index in range(4)}
+    others = {decodes(f"usual {index}", own_s) for index, own_s in enumerate([None, 0.2, math.nan] * 8)}
+    assert len(hopeless) > 2
+    assert len(strict) == 1
+    assert strict.isdisjoint(others)
+    for index, ending in enumerate([Ending.FINISHED, Ending.CANCELLED] * 2):
+        route.on_ended(request(1000, 200, f"strict {index}"), Outcome(ending, 200))
+    assert strict <= {decodes(f"later {index}", None) for index in range(24)}
+
+
+def test_a_host_that_tells_of_no_end_fills_no_memory(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdplugins.policies.dynaserve.router.MOST_KNOWN", 4)
+    route, workers = router(deployment, **BALANCED), pool(1, 1)
+    for index in range(20):
+        route.on_arrival(request(1000, 200, str(index), terms=Terms(tpot_s=0.05)), workers, index * 0.01)
+    assert len(route._strict) <= 4
+    assert sum(server.strict for server in route._servers.values()) == sum(map(len, route._strict.values()))
 
 
 def test_decode_workers_that_are_full_leave_decodes_to_the_others(deployment: Deployment) -> None:

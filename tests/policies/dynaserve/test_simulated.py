@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -11,7 +12,7 @@ from pdplugins.config import find, load, parse
 from pdplugins.results import Result
 from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.run.simulate import simulate
-from pdplugins.types import TraceRequest
+from pdplugins.types import Terms, TraceRequest
 
 COLOCATED = {"name": "least-loaded", "colocated": True}
 
@@ -131,6 +132,22 @@ def test_a_learning_predictor_is_told_the_lengths(predictor: str) -> None:
     blind = run(router={"name": "dynaserve", "predictor": predictor}, simulation={"predict": "nothing"})
     assert blind.requests.failed == 0
     assert not [count for count in blind.counts if count.startswith("faults")]
+
+
+@pytest.mark.parametrize("every", [20, 5])
+def test_a_few_requests_with_a_strict_tpot_leave_the_others_in_time(every: int) -> None:
+    """They ask for 40 ms of 80. Spread over all workers they leave so little prefill that half of all are late."""
+    trace = [
+        replace(one, terms=Terms(tpot_s=0.04)) if index % every == 0 else one
+        for index, one in enumerate(poisson(((6.9, 0.7), (5.0, 0.6)), 9.0, 1000))
+    ]
+    config = load(find("dynaserve"))
+    records = simulate(config, trace, trace_name="chats", command="test", seed=0)[1].records
+    late = 0
+    for record in records:
+        tpot_s = config.slo.tpot_s if int(record.id) % every else 0.04
+        late += record.ttft_s is None or record.ttft_s > config.slo.ttft_s or (record.tpot_s or 0.0) > tpot_s
+    assert late < 0.02 * len(trace)
 
 
 @pytest.mark.moderate
