@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
-from pdplugins.policies._common import tightest_tpot_s
+from pdplugins.policies._common import reachable, tightest_tpot_s
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.dynaserve.steps import adder
 from pdplugins.policies.dynaserve.table import ProfileTable
@@ -19,7 +19,7 @@ class DynaServeBatchScheduler:
     """Keeps each step of one instance within the TBT SLO."""
 
     def __init__(self, settings: DynaServeBatchSettings, deployment: Deployment) -> None:
-        self._tpot_s = settings.tbt_slo_s or deployment.slo.tpot_s
+        self._tpot_s = settings.tbt_slo_s or reachable(deployment).slo.tpot_s
         self._share = 1 - settings.headroom
         self._slo_s = self._tpot_s * self._share
         self._most = settings.step_tokens

@@ -6,7 +6,7 @@ from functools import partial
 
 from pdplugins.contracts.batching import BatchView
 from pdplugins.contracts.deployment import Deployment
-from pdplugins.policies._common import largest_within
+from pdplugins.policies._common import largest_within, reachable
 from pdplugins.policies.dynaserve.batching import Step
 from pdplugins.policies.dynaserve.table import ProfileTable
 
@@ -25,7 +25,7 @@ class PassCosts:
 
     def __init__(self, deployment: Deployment) -> None:
         perf = deployment.perf
-        self.slo_s = deployment.slo.tpot_s
+        self.slo_s = reachable(deployment).slo.tpot_s
         """Longest pass in which something decodes: prompts get what the decodes leave of it (Algorithm 2)."""
         self.kv_tokens = deployment.kv_tokens or perf.kv_capacity_tokens(deployment.decode_tp)
         self.most_batch = deployment.max_batch

@@ -78,6 +78,15 @@ def test_steps_keep_the_slo_that_large_chunks_break() -> None:
     assert broken > 0.15
 
 
+@pytest.mark.parametrize("router", [{"name": "dynaserve"}, COLOCATED], ids=["dynaserve", "its steps alone"])
+def test_a_tbt_that_no_worker_keeps_stops_nobody(router: dict[str, object]) -> None:
+    """The shortest step takes 25 ms. Beside any decode a TBT of 20 ms leaves no prompt a token."""
+    data = load(find("dynaserve")).model_dump(mode="json") | {"slo": {"ttft_s": 2.0, "tpot_s": 0.02}, "router": router}
+    result = simulate(parse(data), poisson(CHATS, 8.0, 300), trace_name="chats", command="test", seed=0)[0]
+    assert result.metrics.ttft_s.p90 is not None
+    assert result.metrics.ttft_s.p90 < 2.0
+
+
 @pytest.mark.moderate
 @pytest.mark.parametrize(
     ("profile", "tp", "workers", "rate"),
