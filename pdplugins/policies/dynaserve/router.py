@@ -137,8 +137,9 @@ class DynaServeRouter:
         prompts of its worker little of each step.
         """
         able = [server for server in group if server.can(Role.DECODE) and server.holds(job.length)]
-        apart = [server for server in able if bool(server.strict) == (job.own_s is not None)]
-        able = [server for server in apart if server.takes(job, self._costs)] or able
+        if self._strict or job.own_s is not None:
+            apart = [server for server in able if bool(server.strict) == (job.own_s is not None)]
+            able = [server for server in apart if server.takes(job, self._costs)] or able
         if self._settings.pairs == "roles" and not underused:
             named = [server for server in able if server.view.role is Role.DECODE and server.takes(job, self._costs)]
             if named:
