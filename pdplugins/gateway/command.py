@@ -154,7 +154,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     }
     _check_logs(decision_log, processes, read)
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
+    from pdplugins.gateway.process import Launched, Sought, run  # noqa: PLC0415
 
     changed = changed_limits(chosen, given, settings or ())
     access = read_access(
@@ -183,7 +183,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     started = None
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
-        started = Started(launch, path, logs, launch_s)
+        started = Launched(launch, path, logs, launch_s)
     sought = Sought(worker or (), discover or (), started)
     run(changed, sought, access, host, port, decision_log, otlp, share)
 

@@ -52,12 +52,12 @@ class Sought:
     """As after ``--worker``."""
     discover: Sequence[str] = ()
     """Where more are found, as after ``--discover``."""
-    started: Started | None = None
+    started: Launched | None = None
     """What is to be known of those that the gateway starts; None: it starts none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Launched:
     """What is to be known of the servers that the gateway starts."""
 
     launch: str
@@ -66,7 +66,7 @@ class Started:
     ready_s: float
 
 
-class Ending:
+class StopTime:
     """The time of a stop, which begins with the first signal.
 
     :param within_s: how long all of it may take.
@@ -112,7 +112,7 @@ def run(
     metrics = GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
     servers = None if sought.started is None else _servers(config, sought, sought.started, access, metrics)
     options += servers.options if servers else ()
-    ending = Ending(config.gateway.drain_s)
+    ending = StopTime(config.gateway.drain_s)
 
     async def serve() -> None:
         gateway = Gateway(
@@ -146,7 +146,7 @@ def run(
 
 
 async def _begin(
-    stack: AsyncExitStack, gateway: Gateway, servers: Servers | None, ending: Ending, host: str, port: int
+    stack: AsyncExitStack, gateway: Gateway, servers: Servers | None, ending: StopTime, host: str, port: int
 ) -> None:
     """Start the gateway and its servers; `stack` stops them in the time that `ending` has left, the gateway first."""
     if servers is not None:
@@ -162,7 +162,7 @@ async def _begin(
         stack.callback(watch.cancel)
 
 
-async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> None:
+async def _until_signal(serve: Coroutine[None, None, None], ending: StopTime) -> None:
     """Run `serve` until a signal cancels it, whose time then begins."""
     task = asyncio.create_task(serve)
 
@@ -185,7 +185,7 @@ def _policies(config: Config) -> str:
     return f"{said} in shadow: the least loaded workers are taken" if config.gateway.shadow else said
 
 
-def _servers(config: Config, sought: Sought, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:
+def _servers(config: Config, sought: Sought, started: Launched, access: Access, metrics: GatewayMetrics) -> Servers:
     """Return the servers that are to be started. Raises ConfigError or HostError."""
     launch = replace(Launch.parse(started.launch), alone=not sought.given and not sought.discover)
     return Servers(

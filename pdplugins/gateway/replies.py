@@ -25,7 +25,7 @@ CLIENT_LEFT = 499
 """Status of a request whose client has left, as nginx logs it. No client ever gets it."""
 
 
-class Answer(web.StreamResponse):
+class ClientAnswer(web.StreamResponse):
     """The answer of a worker. Its head goes out with its first part, in one packet.
 
     It writes to the connection by itself: aiohttp collects headers in a dictionary, calls hooks, and sends the head
@@ -142,7 +142,7 @@ class Reply:
         self._request = request
         self._admission = admission
         self.response: web.StreamResponse | None = None
-        self._answer: Answer | None = None
+        self._answer: ClientAnswer | None = None
         """The response, where it is what a worker has said."""
 
     @property
@@ -174,8 +174,8 @@ class Reply:
             # Whoever was cancelled while a slow client read has cancelled that wait for all: aiohttp has one.
             await self._answer.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, last=True, waits=False)
 
-    def _begin(self, content_type: str, status: int = 200, *, stream: bool = False) -> Answer:
-        self.response = self._answer = Answer(self._request, content_type, status, stream=stream)
+    def _begin(self, content_type: str, status: int = 200, *, stream: bool = False) -> ClientAnswer:
+        self.response = self._answer = ClientAnswer(self._request, content_type, status, stream=stream)
         if self._admission.closed:
             self._answer.force_close()
         return self._answer
@@ -195,7 +195,7 @@ def redacted_body(body: bytes) -> bytes:
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
     """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
-    if isinstance(response, Answer) and response.over:
+    if isinstance(response, ClientAnswer) and response.over:
         return
     if admission.closed and not response.prepared:
         response.force_close()

@@ -72,7 +72,7 @@ def test_the_watch_over_started_servers_is_counted_and_starts_anew_when_it_fails
     async def run() -> None:
         gateway = Gateway(config(), [])
         async with AsyncExitStack() as stack:
-            await process._begin(stack, gateway, cast(Servers, Started()), process.Ending(1.0), "127.0.0.1", 0)
+            await process._begin(stack, gateway, cast(Servers, Started()), process.StopTime(1.0), "127.0.0.1", 0)
             assert await settled(lambda: watches >= 3)
             assert gateway.metrics.faults["gateway_error"] >= 2
 
