@@ -58,6 +58,12 @@ def test_a_race_has_a_process_for_each_of_its_runs_at_most(started: list[int]) -
     assert started == [2, 3]
 
 
+def test_the_flag_that_stops_a_race_has_no_lock() -> None:
+    """A process that is killed while it looks at the flag would keep the lock, and its command would wait for ever."""
+    with race.race({"all": TRACE}, 2, 0) as running:
+        assert not hasattr(running._stop, "get_lock")
+
+
 @pytest.mark.parametrize("words", [["compare", "dopd", "arrow"], ["advise"], ["backtest"]])
 def test_very_many_jobs_are_refused(words: list[str]) -> None:
     app = typer.Typer()

@@ -117,7 +117,8 @@ def _work(index: int, name: str) -> Run | None:
 
 def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
     context = multiprocessing.get_context("fork")  # a forked process has the trace already
-    done, stop = context.Array("d", len(plan.configs)), context.Value("b", 0)
+    # Without locks, which a process that is killed would keep for ever.
+    done, stop = context.Array("d", len(plan.configs), lock=False), context.Value("b", 0, lock=False)
     with ProcessPoolExecutor(min(jobs, len(plan.configs)), context, _adopt, (os.getpid(), plan, done, stop)) as pool:
         with ctrl_c() as pressed:  # raised while a process is forked, it would leave one that nobody ends
             futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]

@@ -61,7 +61,7 @@ class Race:
     def __init__(self, traces: Traces, jobs: int, seed: int) -> None:
         self._traces, self._jobs, self._seed = traces, jobs, seed
         self._context = multiprocessing.get_context("fork")  # a forked process has the traces already
-        self._stop = self._context.Value("b", 0)
+        self._stop = self._context.Value("b", 0, lock=False)  # a process that is killed would keep a lock
         self._pool: ProcessPoolExecutor | None = None
         self._processes = 0
         self.left_out: list[LeftOut] = []
