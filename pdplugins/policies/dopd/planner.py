@@ -265,7 +265,8 @@ class DopdPlanner:
         prefill, signals = self._prefill_demand(view, traffic, rate, remote.share, service)
         decode = self._decoding.need(view, traffic, load, rate)
         most_prefill, most_decode = (most_work(self._deployment, of) for of in (tp, self._deployment.decode_tp))
-        self._most_rate = rate / max(signals["prefill_work"] / most_prefill, decode.busy / most_decode)
+        share = max(signals["prefill_work"] / most_prefill, decode.busy / most_decode)
+        self._most_rate = rate / share if share > 0 else math.inf  # a forecast of no request says nothing of lengths
         signals |= {
             "forecast_isl_tokens": load.isl_tokens,
             "forecast_osl_tokens": load.osl_tokens,

@@ -214,6 +214,13 @@ def test_one_odd_window_does_not_change_the_plan_wildly() -> None:
     assert {(plan.prefill, plan.decode) for plan in after} == {(before.prefill, before.decode)}
 
 
+def test_a_forecast_of_no_request_is_planned_with() -> None:
+    subject = planner(predictor="last-value", follow_rises=False, learn_bursts=False, rate_sigmas=0.0)
+    plans(subject, steady(4.0))
+    quiet = plans(subject, [Traffic(5.0, 0.0)] * 3, after_s=300.0)
+    assert all(plan.prefill >= 1 and plan.decode >= 1 for plan in quiet)
+
+
 @pytest.mark.parametrize(
     "odd", [{"requests": 1e4}, {"requests": 1e9}, {"osl_tokens": 1e9}, {"isl_tokens": 1e9}, {"isl_sq_tokens": 1e15}]
 )
