@@ -325,6 +325,7 @@ def test_cap_lowers_a_cap_also_where_all_exceed_the_budget(power: Power) -> None
         ("all=5000", "outside its limits"),
         ("all=1", "below node.floor_w"),
         ("all", "say UUID=WATTS"),
+        ("all=1e308", "say UUID=WATTS"),
         ("x=300", "no GPU"),
     ],
 )

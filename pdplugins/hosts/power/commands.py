@@ -24,6 +24,9 @@ from pdplugins.power.node import GRAIN_W, PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps, saved_caps
 from pdplugins.runtime.decision_log import outputs_of
 
+MOST_W = 1e6
+"""Watts of the largest cap that anybody may mean."""
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Keep the GPUs of this node within a power budget. Read docs/power.md first: it names the dangers.",
@@ -125,7 +128,9 @@ def cap(
     it is, and may be lost.
     """
     wanted, budget_w = _wanted(config, backend, state)
-    asked = dict(_cap(text) for text in caps)
+    asked = dict(map(_cap, caps))
+    if len(asked) < len(caps):
+        raise ConfigError("power cap: a GPU is named twice; give it one cap")
     equipment, left = assembly.equip_those_there(wanted, wanted.gpus)
     uuids = [device.uuid for device in equipment.devices]
     every = asked.pop("all", None)
@@ -287,7 +292,7 @@ def _cap(text: str) -> tuple[str, float]:
         cap_w = float(watts)
     except ValueError:
         cap_w = math.nan
-    if not uuid or not math.isfinite(cap_w):
+    if not uuid or not abs(cap_w) <= MOST_W:
         raise ConfigError(f"{shown(text)}: say UUID=WATTS, for example all=500")
     return uuid, cap_w
 
