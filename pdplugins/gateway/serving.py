@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from pdplugins.contracts.router import Ending, Outcome
@@ -20,6 +21,8 @@ from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Sessions
 from pdplugins.gateway.task import RequestTask
 from pdplugins.gateway.workers import Workers
+
+_KV_CAPACITY = attrgetter("kv_capacity_tokens")
 
 
 class Serving:
@@ -49,6 +52,18 @@ class Serving:
         self.on_end: Callable[[Outcome], None] | None = None
         """Hears how each request ended."""
         self._ids: set[str] = set()
+
+    def prompt_tokens(self, call: Call) -> int:
+        """Return the length of the prompt, or of all prompts of a batch.
+
+        That of text is a guess, which a client can make as long as it likes with bytes that are no prompt. So none is
+        longer than the largest KV cache holds: policies may let pass first what no worker can serve.
+        """
+        tokens = self.lengths.prompt_tokens(call)
+        if call.prompt is not None and not isinstance(call.prompt, str):
+            return tokens
+        held = max(map(_KV_CAPACITY, self.backends.views.values()), default=0)
+        return min(tokens, held - 1) if held > 1 else tokens
 
     async def serve(self, call: Call, client: Started, account: Account | None = None) -> None:
         """Answer one request. Raises GatewayError, RefusedError, or TimeoutError when its time is over.

@@ -50,7 +50,7 @@ class RequestTask:
         self._asked: tuple[Call, Started, Relay[Any]] | None = None
         """The request as the client asked it, where it is asked in another form."""
         self._blocks = blocks_of(call)
-        self._prompt = self.prompt_tokens = serving.lengths.prompt_tokens(call)
+        self._prompt = self.prompt_tokens = serving.prompt_tokens(call)
         self._session: Session | None = serving.sessions.find(call.session)
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdplugins.gateway.prompts import MOST_CHARS, Lengths
-from tests.gateway.fake import settled
+from tests.gateway.fake import KV_TOKENS, settled
 from tests.gateway.rig import Fixed, Stand, ask, patient, stand
 
 DONE = b"data: [DONE]\n\n"
@@ -91,3 +91,18 @@ def test_a_body_with_an_image_says_little_of_text() -> None:
     assert lengths.prompt_tokens(call("x" * 4000)) >= 4000 / (4 + 0.1 * MOST_CHARS)
     lengths.learn(call(None, body=b"x" * 1_000_000, batch=64), 1)
     assert lengths.prompt_tokens(call("x" * 4000)) >= 4000 / (4 + 0.1 * MOST_CHARS)
+
+
+def test_bytes_that_are_no_prompt_make_no_request_longer_than_a_kv_cache() -> None:
+    """Policies let pass first what no worker can serve, and the length of text is a guess. Token ids are counted."""
+
+    async def run() -> None:
+        async with stand("unified", settings=patient()) as it:
+            router = it.route(Fixed())
+            chat = {"messages": [{"role": "user", "content": "hi"}], "padding": "x" * 10 * KV_TOKENS, "max_tokens": 1}
+            await it.post("/v1/chat/completions", chat)
+            await it.post("/generate", ask("x" * 10 * KV_TOKENS, 1))
+            await it.post("/generate", ask([1] * (2 * KV_TOKENS), 1))
+            assert [request.prompt_tokens for request in router.requests] == [KV_TOKENS - 1] * 2 + [2 * KV_TOKENS]
+
+    asyncio.run(run())
