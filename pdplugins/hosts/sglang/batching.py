@@ -7,7 +7,7 @@ holds only the requests that the policy chose, in its order, and the chunk size 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +21,8 @@ from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
 from pdplugins.runtime.batching import SafeBatchScheduler
-from pdplugins.runtime.decision import Journal
-from pdplugins.runtime.faults import Tally
+from pdplugins.runtime.decision import Fault, Journal
+from pdplugins.runtime.faults import Tally, one_line
 
 Asked = Callable[[str], Terms | None]
 
@@ -43,10 +43,11 @@ class BatchHooks:
         asked: Asked = lambda name: None,
         journal: Callable[[], Journal | None] = lambda: None,
     ) -> None:
-        tally = Tally(Kind.BATCH_SCHEDULER)
-        self._schedulers: defaultdict[str, SafeBatchScheduler] = defaultdict(
-            lambda: SafeBatchScheduler(build(), journal=journal(), tally=tally)
-        )
+        self._build = build
+        self._journal = journal
+        self._tally = Tally(Kind.BATCH_SCHEDULER)
+        self._schedulers: dict[str, SafeBatchScheduler | None] = {}
+        """By role; None where it cannot be built, which leaves SGLang its own steps."""
         self._clock = clock
         self._asked = asked
         self._launched: deque[Launched | None] = deque()
@@ -54,7 +55,8 @@ class BatchHooks:
         """Whether a step is being launched."""
         self._gaps = Gaps()
         self._completed_s = 0.0
-        self._ask_at_s: defaultdict[str, float] = defaultdict(float)
+        self._waits: dict[str, tuple[float, list[str]]] = {}
+        """By role: until when an idle engine waits for more requests than these."""
 
     def hooks(self) -> dict[str, Hook]:
         """Return each hook by the name of what it wraps."""
@@ -80,14 +82,26 @@ class BatchHooks:
     def _planned(self, scheduler: Any, running_batch: Any, view: BatchView) -> BatchPlan | None:
         """Return the policy's plan; an empty one for no prefill now, None for SGLang's own step."""
         now_s, role = self._clock(), str(scheduler.disaggregation_mode)
-        if now_s < self._ask_at_s[role] and running_batch.is_empty():
+        queue = [prompt.request.id for prompt in view.queue]
+        until_s, known = self._waits.get(role, (0.0, queue))
+        if now_s < until_s and queue == known and running_batch.is_empty():
             return BatchPlan({})
-        plan = self._schedulers[role].next_batch(view, now_s)
+        policy = self._scheduler(role)
+        plan = None if policy is None else policy.next_batch(view, now_s)
         if plan is None or paged_tokens(plan, view, scheduler.page_size):
             return plan
-        self._ask_at_s[role] = now_s + plan.wait_s
+        self._waits[role] = now_s + plan.wait_s, queue
         stuck = running_batch.is_empty() and not plan.wait_s
         return None if stuck else BatchPlan({})
+
+    def _scheduler(self, role: str) -> SafeBatchScheduler | None:
+        if role not in self._schedulers:
+            self._schedulers[role] = None
+            try:
+                self._schedulers[role] = SafeBatchScheduler(self._build(), journal=self._journal(), tally=self._tally)
+            except Exception as error:
+                self._tally.fault(Fault.POLICY_ERROR, f"it cannot be built: {one_line(error)}", error)
+        return self._schedulers[role]
 
     def run(self, original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **keywords: Any) -> Any:
         """Note what a step runs before it is launched."""
@@ -113,7 +127,7 @@ class BatchHooks:
         if step is not None:
             took_s = now_s - max(step.launched_s, self._completed_s)
             for whole, whole_s in self._gaps.ended(step, took_s):
-                for policy in self._schedulers.values():
+                for policy in filter(None, self._schedulers.values()):
                     policy.on_step(whole.view, whole.plan, whole_s)
         self._completed_s = now_s
         return done

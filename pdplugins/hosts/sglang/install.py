@@ -47,6 +47,7 @@ def install(name: str) -> None:
             return
         hooks: dict[str, Hook] = {}
         if (build := _policies(config).batch_scheduler()) is not None:
+            build()  # what cannot be built is refused now, not at the first prompt
             asked = lru_cache(MOST_KNOWN)(partial(carried_by, config=config.terms))
             hooks = BatchHooks(build, asked=asked, journal=journal_of(config)).hooks()
             hooks[CHECK_ARGUMENTS] = checked_ranks(installer)

@@ -206,6 +206,16 @@ def test_an_idle_engine_waits_as_long_as_the_plan_says_and_no_longer() -> None:
     assert len(engine.policy.views) == 2
 
 
+def test_an_idle_engine_that_waits_for_more_requests_shows_them_when_they_come() -> None:
+    engine = Engine(Policy(BatchPlan({}, wait_s=5.0)), req("a", 10))
+    engine.step()
+    engine.waiting_queue.append(req("b", 10))
+    engine.policy.plan = BatchPlan({"a": 10, "b": 10})
+    assert engine.step() == "composed"
+    assert engine.saw is not None
+    assert engine.saw[0] == ["a", "b"]
+
+
 def test_an_idle_engine_with_work_does_not_stand_still_for_no_reason() -> None:
     engine = Engine(Policy(BatchPlan({})), req("a", 10))
     assert engine.step() == "composed"
@@ -216,6 +226,19 @@ def test_a_policy_that_raises_leaves_the_engine_its_own_way(caplog: pytest.LogCa
     assert engine.step() == "composed"
     engine.step()
     assert caplog.text.count("Policy raised ValueError: oops") == 1
+
+
+def test_a_policy_that_cannot_be_built_leaves_the_engine_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(Policy(BatchPlan({})), req("a", 10))
+
+    def build() -> Policy:
+        raise ValueError("oops")
+
+    engine.hooks = BatchHooks(build, lambda: 10.0)
+    assert [engine.step(), engine.step()] == ["composed", "composed"]
+    run(engine, batch("EXTEND"), 10.0)
+    complete(engine, batch("EXTEND"), 10.1)
+    assert caplog.text.count("it cannot be built: oops") == 1
 
 
 def batch(
