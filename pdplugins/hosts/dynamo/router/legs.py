@@ -26,6 +26,8 @@ from pdplugins.limits import GatewayConfig
 
 GONE = ("CannotConnect", "Connection refused")
 """How Dynamo begins its message when nobody serves where a worker did."""
+TAIL_S = 1.0
+"""How long an answer that is whole may stay open: its last chunk may be followed by one that counts its tokens."""
 REFUSED = ("InvalidArgument", "request rejected")
 """How a worker begins its message when any worker would refuse the request."""
 
@@ -65,9 +67,11 @@ class Answer:
                         self._last_s = now_s
                     whole = whole or chunk.get("finish_reason") is not None
                     yield chunk
-                    silence.reschedule(loop.time() + self._silence_s)
+                    silence.reschedule(loop.time() + (min(self._silence_s, TAIL_S) if whole else self._silence_s))
                     chunk = await next_of(self.worker, self._chunks, whole=whole)
         except TimeoutError:
+            if whole:
+                return
             raise WorkerFailedError(self.worker.id, f"no token for {self._silence_s:g} s", silent=True) from None
         if not whole:
             raise WorkerFailedError(self.worker.id, "its answer broke off")
@@ -88,7 +92,7 @@ class Legs:
 
     def relay(self, call: PreprocessedCall, client: Answers, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(client, on_tokens, call.max_tokens)
+        return Relay(client, on_tokens, call.max_tokens if call.one_answer else None)
 
     def splittable(
         self, call: PreprocessedCall, client: Answers, first: DynamoWorker

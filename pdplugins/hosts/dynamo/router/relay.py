@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 AT_THE_END = ("finish_reason", "stop_reason", "completion_usage")
 """What the last chunk of an answer has."""
+FULL = {"token_ids": [], "finish_reason": "length"}
+"""The last chunk of an answer with as many tokens as the client allows."""
 
 
 class Answers:
@@ -66,7 +68,8 @@ def _begun(chunk: dict[str, Any]) -> dict[str, Any]:
 class Relay:
     """A `pdplugins.gateway.engine.Relay`: passes chunks on, and remembers the token ids that the client has got.
 
-    :param most: output tokens that the client allows; None when the model's context is the only limit.
+    :param most: output tokens that the client allows; None where the model's context is the only limit, or where it
+        asks for several answers.
     """
 
     def __init__(self, client: Answers, on_tokens: Callable[[int], None], most: int | None = None) -> None:
@@ -102,7 +105,7 @@ class Relay:
     @property
     def _full(self) -> bool:
         """Whether the client has got all that it allows."""
-        return self._most is not None and self.delivered_tokens >= self._most
+        return self._most is not None and self.delivered_tokens >= max(self._most, 1)
 
     def _counted(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Return a chunk as if one worker had said all so far: who goes on counts earlier tokens to the prompt."""
@@ -114,8 +117,10 @@ class Relay:
         return chunk | {"completion_usage": usage | counted}
 
     async def close(self) -> bool:
-        """A stream that broke off cannot be closed here."""
-        return False
+        """End an answer that broke off with nothing left to say. Return whether it was such a one."""
+        if self._full:
+            self._client.send(FULL)
+        return self._full
 
     def fold(self) -> None:
         """Keep what this worker has said: another one goes on."""

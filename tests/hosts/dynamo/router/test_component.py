@@ -21,6 +21,7 @@ from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Flipping,
 
 ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
 RUNTIME = {"total_kv_blocks": 100, "disaggregated_endpoint": {"bootstrap_host": "h", "bootstrap_port": 1}}
+STOPPED = TOKEN | {"finish_reason": "stop"}
 REQUEST: dict[str, Any] = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
 
 
@@ -99,10 +100,10 @@ class Split(FixedRouter):
 
 
 def test_an_answer_that_ends_with_its_first_part_is_counted_whole() -> None:
-    router, last = Split(), TOKEN | {"finish_reason": "stop"}
+    router = Split()
 
     async def run() -> None:
-        stand = Stand(router, kind=SGLANG, **dict.fromkeys(Role, [TOKEN] * 49 + [last]))
+        stand = Stand(router, kind=SGLANG, **dict.fromkeys(Role, [TOKEN] * 49 + [STOPPED]))
         chunks = await stand.ask(stop_conditions={"max_tokens": 200})
         assert sum(len(chunk["token_ids"]) for chunk in chunks) == 50
         assert "pdplugins_dynamo_router_output_tokens_total 50.0" in stand.component.exposition()
@@ -125,6 +126,29 @@ def test_an_answer_that_breaks_off_goes_on_where_workers_do_one_phase() -> None:
         assert [body["token_ids"] for body in (prefill.sent[1], decode.sent[1])] == [[*REQUEST["token_ids"], 7]] * 2
         assert stand.component.metrics.faults == {"worker_failed": 1, "resumed": 1}
         assert len(set(decode.to)) == 2, "not where it broke off"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "tokens", "why"),
+    [
+        ((TOKEN, TOKEN, LAST, ...), 2, "length"),
+        ((STOPPED, ...), 1, "stop"),
+        ((TOKEN, TOKEN), 2, "length"),
+        ((TOKEN, TOKEN, RuntimeError("gone")), 2, "length"),
+    ],
+)
+def test_nobody_goes_on_with_an_answer_that_has_all_its_tokens(chunks: tuple[Any, ...], tokens: int, why: str) -> None:
+    """Its worker may fall silent or break off in place of its end."""
+
+    async def run() -> None:
+        stand = Stand(FixedRouter("w0", "w1"), **{Role.PREFILL: (PREFILLED, LAST), Role.DECODE: chunks})
+        answer = await asyncio.wait_for(stand.ask(), 5)
+        assert sum(len(chunk["token_ids"]) for chunk in answer) == tokens
+        assert [chunk["finish_reason"] for chunk in answer if "finish_reason" in chunk] == [why]
+        assert stand.served(Role.DECODE).total() == 1
+        assert "resumed" not in stand.component.metrics.faults
 
     asyncio.run(run())
 
