@@ -34,8 +34,8 @@ _BROKER = re.compile(r"xpub=([^\s,;]+)")
 class _Heard:
     """What one worker has said so far."""
 
-    held: set[int] = field(default_factory=set)
-    """Hashes of the blocks that it has stored and not removed, as far as we have heard."""
+    held: dict[int, set[int]] = field(default_factory=dict)
+    """By data-parallel rank: hashes of the blocks that it has stored and not removed, as far as we have heard."""
     following: dict[bytes, int] = field(default_factory=dict)
     """Sequence number of the next message of each publisher."""
 
@@ -88,14 +88,17 @@ class KvEvents:
 
     def cached(self, prompt: list[int], block_tokens: int) -> dict[int, int]:
         """Return how many leading tokens of a prompt workers hold, by instance: those that hold any."""
-        if not any(heard.held for heard in self._heard.values()):
+        if not any(any(heard.held.values()) for heard in self._heard.values()):
             return {}
         try:
             scores = self._tree.find_matches(self._hashes(prompt, block_tokens)).scores
         except Exception as error:  # as above
             self._metrics.fault("odd_kv_event", repr(error), error)
             return {}
-        return {instance: blocks * block_tokens for (instance, _), blocks in scores.items()}
+        found: dict[int, int] = {}
+        for (instance, _), blocks in scores.items():  # each rank has a KV cache of its own
+            found[instance] = max(found.get(instance, 0), blocks * block_tokens)
+        return found
 
     def forget(self, instance: int) -> None:
         """Forget a worker that has gone."""
@@ -127,7 +130,8 @@ class KvEvents:
 
     def _apply(self, instance: int, event: Mapping[str, Any], most_blocks: int) -> None:
         """Take in one event. What builds on blocks that we never heard of, or removes such, does not matter here."""
-        data, held = event["data"], self._heard[instance].held
+        ranks = self._heard[instance].held
+        data, held = event["data"], ranks.setdefault(event["dp_rank"], set())
         if data == "cleared":
             held.clear()
         elif (stored := data.get("stored")) is not None:
@@ -139,6 +143,9 @@ class KvEvents:
             held -= gone
             event = {**event, "data": {"removed": {"block_hashes": list(gone)}}}
         self._tree.apply_event(instance, json.dumps(event).encode())
-        if len(held) > 2 * most_blocks:  # so much it cannot hold: we must have missed that it removed some
-            self._metrics.fault("lost_kv_events", f"{instance:x}: it would hold {len(held)} blocks of {most_blocks}")
+        if (
+            len(ranks) > PUBLISHERS or len(held) > 2 * most_blocks
+        ):  # so much it cannot hold: we must have missed that it removed some
+            would = f"it would hold {len(held)} blocks of {most_blocks}, in {len(ranks)} ranks"
+            self._metrics.fault("lost_kv_events", f"{instance:x}: {would}")
             self.forget(instance)

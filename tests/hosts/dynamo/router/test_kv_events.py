@@ -23,9 +23,9 @@ PROMPT = list(range(1000, 1000 + 10 * SIZE))
 MOST = {WORKER: 20}
 
 
-def message(number: int, *events: Any, worker: int = WORKER, publisher: bytes = b"p" * 8) -> list[bytes]:
+def message(number: int, *events: Any, worker: int = WORKER, publisher: bytes = b"p" * 8, rank: int = 0) -> list[bytes]:
     """What a worker publishes: these events, each the `data` of one."""
-    said = [{"worker_id": worker, "event": {"event_id": number, "data": data, "dp_rank": 0}} for data in events]
+    said = [{"worker_id": worker, "event": {"event_id": number, "data": data, "dp_rank": rank}} for data in events]
     packed = msgspec.msgpack.encode({"payload": msgspec.msgpack.encode(said)})
     return [b"topic", publisher, number.to_bytes(8, "big"), b"\x01" + len(packed).to_bytes(4, "big") + packed]
 
@@ -69,6 +69,24 @@ def test_what_is_stored_and_removed_is_known() -> None:
     assert told.hear(message(6, "cleared", told.stored(0, 1))) == {WORKER: SIZE}
     told.events.forget(WORKER)
     assert told.hear() == {}
+    assert not told.faults
+
+
+def test_each_rank_of_a_worker_has_a_kv_cache_of_its_own() -> None:
+    """The one that holds most of a prompt counts. Each has a publisher of its own."""
+    told = Told()
+
+    def said(rank: int, *events: Any, number: int = 1) -> list[bytes]:
+        return message(number, *events, publisher=bytes([rank]) * 8, rank=rank)
+
+    assert told.hear(said(0, told.stored(0, 6)), said(1, told.stored(0, 2))) == {WORKER: 6 * SIZE}
+    everything = {"removed": {"block_hashes": list(range(6))}}
+    assert told.hear(said(0, everything, number=2)) == {WORKER: 2 * SIZE}
+    assert told.hear(said(0, told.stored(0, 3), number=3), said(1, "cleared", number=2)) == {WORKER: 3 * SIZE}
+    assert told.hear(said(0, everything, number=4)) == {}
+    other = {"block_hash": 99, "tokens_hash": 5, "mm_extra_info": None}
+    stored = {"stored": {"parent_hash": None, "start_position": None, "blocks": [other]}}
+    assert told.hear(said(1, stored, number=3)) == {}
     assert not told.faults
 
 
