@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.config import load
-from pdplugins.errors import PdpluginsError
+from pdplugins.errors import HostError, PdpluginsError, one_line
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.engines import KINDS, MOCKER
 from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
 from pdplugins.hosts.dynamo.runtime import make_runtime, namespace
-from pdplugins.processes.ending import end_within
+from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
@@ -51,33 +51,39 @@ async def register(endpoint: Any, path: str, name: str) -> None:
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what is in flight."""
+    """Serve until SIGTERM or SIGINT; then finish what is in flight. Raises HostError where serving ends by itself."""
     config = load(given.config)
     kind = KINDS[given.engine]
     component = RouterComponent(
         config, build_deployment(config), decision_log=given.decision_log, namespace=namespace(), kind=kind
     )
-    loop = asyncio.get_running_loop()
     runtime = make_runtime()
     await component.start(runtime)
     endpoint = runtime.endpoint(ROUTER)
     endpoint.metrics.register_prometheus_expfmt_callback(component.exposition)
     await register(endpoint, given.model_path, given.model_name)
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    stopped, within_s = asyncio.Event(), config.gateway.drain_s + CUT_OFF_S
+    signals: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        signals.append(number)
+        stopped.set()
+
+    on_stop(stop, within_s, (signal.SIGTERM, signal.SIGINT))
     serving = asyncio.gather(
         endpoint.serve_endpoint(component.generate), runtime.endpoint(STATE).serve_endpoint(component.state)
     )
     settle()
     serving.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
-    end_within(config.gateway.drain_s + CUT_OFF_S)
+    end_within(within_s)
     if not serving.done():
         await endpoint.unregister_endpoint_instance()  # the frontend sends nothing more
     await component.stop(config.gateway.drain_s)
     runtime.shutdown()
-    await asyncio.gather(serving, return_exceptions=True)
+    said = await asyncio.gather(serving, return_exceptions=True)
+    if not signals:
+        raise HostError(f"Dynamo no longer serves it: {one_line(said[0])}")
 
 
 def main() -> None:
