@@ -142,7 +142,10 @@ class Endpoint:
             raise EndpointError(f"{self.url}: {one_line(answer.error or 'the stream ended without tokens')}")
         if not answer.done:
             raise EndpointError(f"{self.url}: a stream ended before it was whole; does a proxy cut it?")
-        if (tokens := answer.completion_tokens) is not None and tokens < osl_tokens:
+        tokens = answer.completion_tokens
+        if tokens is None:  # it tells no usage, and an event may bring several tokens
+            tokens = osl_tokens if answer.finish_reason in (None, "length") else len(answer.token_times_s)
+        if tokens < osl_tokens:
             raise EndpointError(
                 f"{self.url}: an answer of {tokens} tokens where {osl_tokens} were asked for; step times need whole "
                 "ones, so it must take ignore_eos or min_tokens, and allow as many"

@@ -76,6 +76,7 @@ class Answer:
     def __init__(self) -> None:
         self.token_times_s: list[float] = []
         self.completion_tokens: int | None = None
+        self.finish_reason: object = None
         self.workers: dict[str, int] = {}
         self.done = False
         self.error: str | None = None
@@ -116,8 +117,10 @@ class Answer:
             self.error = event.decode(errors="replace")
 
     def _last(self, chunk: dict[str, Any], now_s: float) -> None:
-        if any(choice.get("text") for choice in chunk.get("choices", ())):
+        choices = chunk.get("choices", ())
+        if any(choice.get("text") for choice in choices):
             self.token_times_s.append(now_s)
+        self.finish_reason = next(filter(None, (choice.get("finish_reason") for choice in choices)), self.finish_reason)
         if chunk.get("usage"):
             tokens = chunk["usage"]["completion_tokens"]
             if type(tokens) not in {int, NoneType}:

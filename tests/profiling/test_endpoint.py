@@ -270,6 +270,31 @@ def test_what_a_decode_worker_adds_to_the_ttft_is_taken_away() -> None:
         without_handoff(found, lambda _: 1.0)
 
 
+@pytest.mark.parametrize(("reason", "whole"), [("stop", False), ("length", True)])
+def test_without_usage_an_answer_is_whole_where_its_length_ended_it(reason: str, whole: bool) -> None:
+    """Two tokens in an event and half of the answer look alike."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked = (await request.json())["max_tokens"]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for left in reversed(range(max(asked // 2, 1))):
+            await asyncio.sleep(0.002)
+            choice = {"text": "x", "finish_reason": None if left else reason}
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def measured() -> None:
+        run(answer, Grid((1, 10), (1, 2), (100, 200)))
+
+    if whole:
+        measured()
+    else:
+        with pytest.raises(EndpointError, match=r"tokens where \d+ were asked for"):
+            measured()
+
+
 @pytest.mark.parametrize(
     ("usage", "done", "said"),
     [
