@@ -178,13 +178,10 @@ def whole_text(path: Path, mode: int = USUAL_MODE) -> Iterator[TextIO]:
         yield file
 
 
-def write_whole_bytes(path: Path, data: bytes, mode: int = USUAL_MODE) -> None:
+def write_whole_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`, as `write_whole` does with text."""
     path = _target(path)
-    with (
-        whole(path, keep_mode=mode == USUAL_MODE) as scratch,
-        os.fdopen(_opened(scratch, path, mode), "wb") as file,
-    ):
+    with whole(path, keep_mode=True) as scratch, os.fdopen(_opened(scratch, path, USUAL_MODE), "wb") as file:
         file.write(data)
 
 

@@ -12,7 +12,7 @@ from typer import BadParameter
 
 from pdplugins import config, extras
 from pdplugins.files import DEVICE
-from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.registry import default_registry
 from pdplugins.report import address
 from pdplugins.workloads import sources
 
@@ -153,9 +153,8 @@ def _configs() -> list[str]:
 
 def _others() -> Iterator[str]:
     """Yield the policies of other packages, which stand for a config."""
-    kinds = {*config.CHOICES, BUNDLE}
     for registration in default_registry().registrations():
-        if registration.kind in kinds and registration.plugin.distribution not in extras.DISTRIBUTIONS:
+        if registration.kind in config.CHOICES and registration.plugin.distribution not in extras.DISTRIBUTIONS:
             yield registration.name
 
 

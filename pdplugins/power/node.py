@@ -109,7 +109,6 @@ class PowerNode:
     :param devices: those that take part; the others are left alone.
     :param budget_w: what all may draw together.
     :param saved: where the caps from before are kept; None where nothing is ever written (`writes` is False).
-    :param writes: whether caps are set; False only to look on.
     :param floor_w: no cap is set below it, whatever a device takes.
     """
 

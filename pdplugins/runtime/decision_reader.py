@@ -21,7 +21,6 @@ from pdplugins.files import is_file, is_folder
 from pdplugins.runtime.decision_log import SCHEMA, led_to, old_part
 from pdplugins.runtime.records import WHOLE
 
-SCHEMAS = (1, SCHEMA)
 MOST_LINE_BYTES = 2**24
 """Longest line. What a planner sees of a thousand workers takes a quarter of a megabyte."""
 MOST_TORN = 1000
@@ -174,16 +173,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _header(data: dict[str, Any], where: str) -> dict[str, Any]:
-    if type(data["schema"]) is not int or data["schema"] not in SCHEMAS:
-        readable = " and ".join(map(str, SCHEMAS))
-        raise ConfigError(f"{where}: schema {shown(data['schema'])}; this pdplugins reads schemas {readable}")
+    if type(data["schema"]) is not int or data["schema"] != SCHEMA:
+        raise ConfigError(f"{where}: schema {shown(data['schema'])}; this pdplugins reads schema {SCHEMA}")
     return data
 
 
 def _entry(data: Mapping[str, Any], run: Run, where: str) -> Entry:
     """Return one decision. Raises anything when `data` is none."""
-    if run.header["schema"] == 1:
-        return replace(_planner_entry_of_schema_1(data, len(run.entries) + 1), where=where)
     line = _Line.model_validate(data)
     return _typed(Entry(line.kind, line.n, line.at, line.seen, line.answer, line.fault, line.step_s, where))
 
@@ -205,16 +201,6 @@ def _power_plan(data: Mapping[str, Any]) -> PowerPlan:
     caps_w = {int(gpu): cap_w for gpu, cap_w in data["caps_w"].items()}
     flips = tuple(Flip(flip["gpu"], Role(flip["role"])) for flip in data["flips"])
     return PowerPlan(caps_w, flips, data["reason"])
-
-
-def _planner_entry_of_schema_1(data: Mapping[str, Any], number: int) -> Entry:
-    view, fault = data["view"], data["fault"]
-    plan = ScalePlan(**data["plan"])
-    if fault == "unsafe_plan":  # as this fault was called then
-        fault = "unsafe_answer"
-        plan = replace(plan, reason=plan.reason.replace("unsafe_plan", fault, 1))
-    seen = {"view": None if view is None else view_from(view)}
-    return Entry(Kind.PLANNER, number, data["at"], seen, plan, fault, data["step_s"])
 
 
 def _pool(data: Mapping[str, Any]) -> Pool:

@@ -274,7 +274,7 @@ def _plan(
 def _streamed(name: str, config: Config, trace: str | None, changes: Transform, seed: int, records: Path | None) -> Run:
     """Simulate without keeping the trace or the records. Raises ConfigError or TraceError."""
     from pdplugins.provenance import command_line  # noqa: PLC0415
-    from pdplugins.sim.report.ranking import Run  # noqa: PLC0415
+    from pdplugins.report.ranking import Run  # noqa: PLC0415
     from pdplugins.sim.stream import run  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import lazy  # noqa: PLC0415 - a command loads what it needs when it runs

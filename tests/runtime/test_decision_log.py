@@ -111,11 +111,11 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
     [
         ("", "no run in it; name a decision log"),
         ("hello\nworld\n", "no run in it; name a decision log"),
-        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schemas 1 and 2"),
+        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schema 2"),
         ("hello\n" * 1001, ":1: not a line of a decision log; name a decision log"),
-        ('{"schema": 1}\n' + "hello\n" * 2000, ":2: not a line of a decision log; name a decision log"),
-        ('{"schema": 1}\n{"at": 1}\n', r":2: not a line of a decision log \(KeyError: 'view'\)"),
-        ('{"schema": 1}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
+        ('{"schema": 2}\n' + "hello\n" * 2000, ":2: not a line of a decision log; name a decision log"),
+        ('{"schema": 2}\n{"at": 1}\n', r":2: not a line of a decision log \(kind: Field required"),
+        ('{"schema": 2}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
         ('{"at": 1}\n', ":1: not a line of a decision log; name a decision log, as --decision-log FILE writes it"),
     ],
 )
@@ -223,27 +223,6 @@ def test_a_disk_that_is_full_when_a_new_file_begins_costs_one_decision_and_no_lo
         monkeypatch.setattr(log, "_most_bytes", 10**6)
         log.write(planned(START), {"view": None}, 3)
     assert [entry.number for run in read(path) for entry in run.entries] == [1, 3]
-
-
-def test_logs_of_schema_1_are_read_and_replayed(tmp_path: Path, config: Config, deployment: Deployment) -> None:
-    with opened(tmp_path / "new", config, deployment):
-        pass
-    header = json.loads((tmp_path / "new").read_text()) | {"schema": 1}
-    pool = {"ready": 1, "starting": 0, "draining": 0, "loads": []}
-    traffic = {"window_s": 5, "requests": 125.0, "isl_tokens": 9.0, "osl_tokens": None, "ttft_s": None, "tpot_s": None}
-    view = {"now_s": 5.0, "traffic": traffic, "prefill": pool, "decode": pool}
-    plan = {"prefill": 3, "decode": 2, "reason": "25.0 requests/s", "signals": {"forecast_rate": 25.0}}
-    held = {"prefill": 3, "decode": 2, "reason": "hold, unsafe_plan: no plan", "signals": {}}
-    lines = [
-        header,
-        {"at": "2023-11-14T22:13:21.000Z", "view": view, "plan": plan, "fault": None, "step_s": 0.1},
-        {"at": "2023-11-14T22:13:26.000Z", "view": None, "plan": held, "fault": "unsafe_plan", "step_s": 0.1},
-    ]
-    (tmp_path / "d").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second = read(tmp_path / "d")[0].entries
-    assert (first.kind, first.number, first.plan.prefill) == (Kind.PLANNER, 1, 3)
-    assert (second.number, second.fault, second.plan.reason) == (2, "unsafe_answer", "hold, unsafe_answer: no plan")
-    assert verified(tmp_path / "d") == (True, ["run 1: 2 decisions, the same again"])
 
 
 def test_standard_output_is_no_decision_log(

@@ -370,7 +370,7 @@ def nested(depth: int) -> Any:
         b'{"schema": 2, "initial": 5, "config": [], "deployment": null, "at": 3, "pdplugins": {}}\n',
         b'{"schema": 2, "initial": null}\n{"kind": "planner"}\n',
         b'{"schema": 2, "initial": null}\n{"kind": ["planner"]}\n',
-        b'{"schema": 1, "initial": null}\n{"view": 5, "fault": null, "plan": {}}\n',
+        b'{"schema": 2, "initial": null}\n{"view": 5, "fault": null, "plan": {}}\n',
         b'{"schema": ' + b"9" * 5000 + b"}\n",
         b"[" * 100_000,
         b'{"schema": 2, "initial": ' + b'{"a":' * 900 + b"1" + b"}" * 901 + b"\n",

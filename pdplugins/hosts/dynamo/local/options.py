@@ -250,7 +250,7 @@ def check_engine(engine: str) -> None:
 def live_replay(
     trace: str | None, duration_s: float | None, speed: float, report: Path | None, page: Path | None = None
 ) -> LiveReplay | None:
-    """Return what ``--replay`` and its options mean; None without a trace.
+    """Return what ``--trace`` and its options mean; None without a trace.
 
     Raises ConfigError for options that do not go together, TraceError for the trace.
     """
