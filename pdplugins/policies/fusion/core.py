@@ -10,7 +10,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies._common import reachable
+from pdplugins.policies._common import cached_tokens, reachable
 from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs, decodes_of
@@ -25,7 +25,7 @@ from pdplugins.policies.rapid.controller import Caps
 
 CONTEXT_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
-NEVER = (-1, 0.0)
+NEVER = (-1, 0.0, 0.0)
 AHEAD_SHARE = 0.45
 """Part of the TTFT within which the pool plans, for which prompts may wait on a worker. Beyond capacity they do: what
 waits longer there is late."""
@@ -35,6 +35,8 @@ LONG_SHARE = 0.1
 """Part of the TTFT. A prompt that takes longer alone is a long one."""
 TIGHT = 0.8
 """Part of the KV cache that is planned with. Where decodes fill more of it, places to decode are short."""
+ENOUGH_KV, GRAINS = 0.1, 16
+"""What part of all KV cache contexts must be before it is learned how much they share, and in which parts."""
 LEAST_STEP = 0.5
 """Of what the TPOT SLO allows: the programme's mean is also of steps without prompts."""
 RESERVE = 1.05
@@ -77,6 +79,10 @@ class Core:
         self._news = 0
         """How well the lengths were known at the last solution. Where they are better known, it is solved at once."""
         self._looked_s = 0.0
+        self._prefixes = False
+        """Whether a prompt had a part in a KV cache that is not its own history."""
+        self.shared = 1.0
+        """KV cache that requests in service take, over their contexts: less than 1 where prompts share prefixes."""
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[float, int] = {}
         """Number of decode workers by the size of their KV cache."""
@@ -119,7 +125,7 @@ class Core:
         if settings.long_prompts:
             wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))
-        self._tight_tokens = TIGHT * settings.kv_share * kv_capacity_tokens
+        self._tight_tokens = TIGHT * self._usable(kv_capacity_tokens)
         self._tight_step_s = math.inf
         if settings.short_steps and not self.wanted:
             self._tight_step_s = max(does.step_s(workers), LEAST_STEP * self.costs.step_s)
@@ -149,6 +155,19 @@ class Core:
             elif self.drift.only_decodes(worker.id, now_s) and decodes and (tbt_s := load.recent_tbt_s or 0.0) > 0:
                 modelled_s = self.costs.decode_s(decodes, context / decodes)
                 self.drift.measured(worker.id, modelled_s, tbt_s, max(elapsed_s / tbt_s, 1.0))
+        if self._prefixes:
+            self._look_for_shared(workers)
+
+    def _look_for_shared(self, workers: Sequence[WorkerView]) -> None:
+        """Learn how much of their KV cache requests share, where hosts tell what is free and enough of it is taken."""
+        taken = contexts = capacity = 0
+        for worker in workers:
+            if (free := worker.free_kv_tokens) is not None:
+                taken += max(worker.kv_capacity_tokens - free, 0)
+                contexts += decodes_of(worker)[1]
+                capacity += worker.kv_capacity_tokens
+        if contexts > ENOUGH_KV * capacity:
+            self.shared = min(math.ceil(GRAINS * taken / contexts) or 1, GRAINS) / GRAINS
 
     def own_tpot_s(self, worker: WorkerView, decodes: int, context: int) -> float | None:
         """Return the tightest TPOT of a worker's `decodes` requests of `context` in all; None for the deployment's."""
@@ -183,10 +202,22 @@ class Core:
         lengths = self.lengths
         return max(self._lengths(lengths.isl or 0.0, lengths.osl, lengths.history).context, 1.0)
 
-    def began(self, request: Request, now_s: float) -> None:
-        """Learn the length of a prompt that goes on. One that no KV cache holds is no traffic: its host refuses it."""
+    def began(self, request: Request, workers: Sequence[WorkerView], now_s: float) -> None:
+        """Learn the length of a prompt that goes on. One that no KV cache holds is no traffic: its host refuses it.
+
+        :param workers: those that may have a part of it in their KV cache.
+        """
         if self.present.holds(request):
-            self.lengths.began(request, now_s)
+            self.lengths.began(request, now_s, self.known(request, workers))
+
+    def known(self, request: Request, workers: Sequence[WorkerView]) -> int:
+        """Return the tokens of a prompt that need not be computed: its history, or what one of these workers has."""
+        if not request.blocks:
+            return request.history_tokens
+        cached = (cached_tokens(request, worker, self.settings.block_tokens) for worker in workers)
+        known = max(request.history_tokens, *cached, 0)
+        self._prefixes = self._prefixes or known > request.history_tokens
+        return known
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
@@ -203,7 +234,7 @@ class Core:
         budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
         if budget_w is None or table is None:
             return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history)
-        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        kv_tokens, most = self._usable(kv_capacity_tokens), self.deployment.max_batch
         lengths, typical = self._lengths(isl, osl, self.lengths.history), self.drift.typical
 
         def under(prefill: float, decode: float) -> Frontier:
@@ -225,7 +256,7 @@ class Core:
         history: float = 0.0,
     ) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
-        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        kv_tokens, most = self._usable(kv_capacity_tokens), self.deployment.max_batch
         slow = self.drift.typical, self.drift.typical
         return frontier(self.costs, self._lengths(isl, osl, history), kv_tokens, most, mixes=mixes, slow=slow)
 
@@ -240,14 +271,18 @@ class Core:
             decoding = [worker for worker in workers if worker.role is Role.DECODE] or workers
             self._caches = Counter(worker.kv_capacity_tokens or math.inf for worker in decoding)
         context, slow = self.context, self.drift.typical
-        if (cell := (int(context) // CONTEXT_CELL, slow)) != self._cell:
-            self._cell, share = cell, self.settings.kv_share
+        if (cell := (int(context) // CONTEXT_CELL, slow, self.shared)) != self._cell:
+            self._cell = cell
             within = self.costs.most_decodes(context, self.deployment.max_batch, slow)
-            fits = {tokens: max(int(min(within, share * tokens / context)), 1) for tokens in self._caches}
+            fits = {tokens: max(int(min(within, self._usable(tokens) / context)), 1) for tokens in self._caches}
             places = sum(count * fits[tokens] for tokens, count in self._caches.items())
             decodes_s = max(self.lengths.osl, 1.0) * self.costs.step_s
             self._most_in_service = int(places * (1 + self._before_s(slow) / decodes_s))
         return self._most_in_service
+
+    def _usable(self, kv_capacity_tokens: float) -> float:
+        """Return the contexts, in tokens, that a KV cache of this size may hold."""
+        return self.settings.kv_share * kv_capacity_tokens / self.shared
 
     def _before_s(self, slow: float) -> float:
         """Return the seconds in service before a request decodes: behind the prefill that may wait, and its own."""

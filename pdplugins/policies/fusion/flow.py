@@ -37,6 +37,7 @@ class FusionFlow:
         """Requests whose prompt no KV cache holds: their host refuses them, so they need no turn."""
         self._released: set[str] = set()
         self._turns = Turns(settings.choices)
+        self._looked_at: Sequence[WorkerView] = ()
         self._new = False
         """Whether all that waits came after a lull, and is judged by the speed of before it."""
 
@@ -57,7 +58,8 @@ class FusionFlow:
         if not self._present.holds(request):
             self._hopeless[request.id] = None
             return
-        cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens) * self._core.drift.typical
+        known = self._core.known(request, self._looked_at)
+        cost_s = self._costs.prefill_s(request.prompt_tokens, known) * self._core.drift.typical
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
         # Hosts do not ask while nothing waits. Where nobody is refused, a pace that is too low changes only the order.
         if self._refuses and not self._requests:
@@ -74,7 +76,7 @@ class FusionFlow:
         self._present.at(workers, now_s)
         if self._hopeless:
             return Go(self._hopeless.popitem()[0], "no KV cache holds its prompt")
-        looked_at = self._turns.of(workers)
+        looked_at = self._looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
         if self._new:
             self._queue.order(now_s, self._speed)
@@ -93,7 +95,7 @@ class FusionFlow:
         self._pace.started(job.cost_s)
         self._released.add(job.key)
         self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
-        self._core.began(self._requests.pop(job.key), now_s)
+        self._core.began(self._requests.pop(job.key), looked_at, now_s)
         return Go(job.key, why)
 
     def on_left(self, request_id: str) -> None:

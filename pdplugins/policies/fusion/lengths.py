@@ -49,7 +49,7 @@ class MeanLengths:
         self.isl: float | None = None
         """Prompt tokens that must be computed; None while nothing came."""
         self.history = 0.0
-        """Prompt tokens that the rounds of sessions have in a KV cache already."""
+        """Prompt tokens that are in a KV cache already: of earlier rounds, or of other requests."""
         self.osl = self._prior = float(prior_tokens)
         self._lately: deque[tuple[float, int]] = deque(maxlen=LATELY)
         """When requests went on, and the tokens of their prompts that had to be computed."""
@@ -75,12 +75,15 @@ class MeanLengths:
         self._decoded = 0.0
         """Tokens that they have decoded until then."""
 
-    def began(self, request: Request, now_s: float = 0.0) -> None:
-        """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
+    def began(self, request: Request, now_s: float = 0.0, known: int = 0) -> None:
+        """Learn the length of a prompt that goes on. A second call for the same request changes nothing.
+
+        :param known: tokens of it that are in a KV cache, where that is more than its history.
+        """
         if request.id in self._open:
             return
         self.news += 1
-        tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
+        tokens = float(max(request.prompt_tokens - max(request.history_tokens, known), 1))
         self._lately.append((now_s, int(tokens)))
         self._prompts += 1
         weight = _weight(self._prompts)

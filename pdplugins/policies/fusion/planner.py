@@ -46,6 +46,8 @@ class FusionPlanner:
         self._holds = Hold(core.settings.hold_s, core.settings.hold_s), Hold(core.settings.hold_s, core.settings.hold_s)
         self._silent = Silence(core.settings.hold_s)
         self._pools: Pools | None = None
+        self._planned: tuple[Frontier, float] | None = None
+        """What workers do for the load of the last plan, and its rate; None without a load."""
         self._signals: Mapping[str, float] = {}
 
     @property
@@ -93,9 +95,11 @@ class FusionPlanner:
     def _demand(self, load: Load | None) -> tuple[Pools, str, dict[str, float]]:
         """Return the pools for a load, why, and the numbers behind."""
         if load is None:
+            self._planned = None
             return (1, 1), "no request came lately", {}
         rate = upper_rate(load.amount, self._horizon_s, SIGMAS) * (1 + self._core.settings.spare_share)
         does = self._frontier(load)
+        self._planned = does, rate
         wanted = self._mixed(does, rate) if self._mixes else self._split(does, rate)
         signals = {"forecast_rate": load.amount, "planned_rate": rate, "capacity_rate": does.rate(*wanted)}
         why = f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens, {rate:.2f} with reserve"
@@ -136,8 +140,20 @@ class FusionPlanner:
         if not self._mixes:
             return fit_pools(self._deployment, self._holds[0](prefill, now_s), self._holds[1](decode, now_s))
         count = min(self._holds[0](prefill + decode, now_s), self._deployment.gpu_budget // self._deployment.decode_tp)
-        prefill = round(prefill * count / (prefill + decode))
+        prefill = self._composed(wanted, count)
         return prefill, count - prefill
+
+    def _composed(self, wanted: Pools, count: int) -> int:
+        """Return how many of `count` workers prefill only: as many as now, where that serves the load or is as good."""
+        if self._planned is None:
+            return round(wanted[0] * count / sum(wanted))
+        (does, rate), gain = self._planned, self._core.settings.gain
+        best = wanted[0] if count == sum(wanted) else does.best(count, gain)
+        if self._pools is None or sum(self._pools) != count:
+            return best
+        present = self._pools[0]
+        serves = does.rate(present, count - present)
+        return present if serves >= min(rate, does.rate(best, count - best) / (1 + gain)) else best
 
 
 def _whole(workers: float) -> int:

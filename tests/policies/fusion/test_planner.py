@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -72,6 +74,16 @@ def test_cached_tokens_are_context_all_the_same(bundle: Bundles) -> None:
         return plan.prefill + plan.decode
 
     assert workers(20_000.0, 0.98) > workers(400.0, 0.0)
+
+
+def test_a_load_that_stays_keeps_its_composition(bundle: Bundles) -> None:
+    """The number that is wanted changes with the noise of arrivals, and the larger one is held meanwhile."""
+    scales, noise, plans = planner(bundle), random.Random(0), list[tuple[int, int]]()
+    for tick in range(200):
+        view = planner_view(5.0 * tick, noise.gauss(44.0, 3.0), isl_tokens=1000.0, osl_tokens=1.0)
+        plan = scales.plan(view)
+        plans.append((plan.prefill, plan.decode))
+    assert sum(plan != before for before, plan in pairwise(plans[24:])) <= 2
 
 
 def test_a_pool_shrinks_after_its_hold(bundle: Bundles) -> None:

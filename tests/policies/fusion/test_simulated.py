@@ -103,6 +103,18 @@ def test_a_small_kv_cache_stops_nobody() -> None:
 
 
 @pytest.mark.moderate
+@pytest.mark.parametrize("rate", [12.0, 30.0])
+def test_a_prefix_that_all_prompts_share_costs_prefill_and_kv_cache_once(rate: float) -> None:
+    """Counted for each, most workers would prefill what is cached, or places to decode would seem to be short."""
+    prefix, rng, now_s, trace = tuple(range(16)), random.Random(1), 0.0, []
+    for number in range(int(40 * rate)):
+        now_s += rng.expovariate(rate)
+        own = 20 + int(rng.expovariate(1 / 80))
+        trace.append(TraceRequest(now_s, 16 * 512 + own, 20 + int(rng.expovariate(1 / 80)), blocks=(*prefix, -number)))
+    assert attainment(run(trace)) > 0.98
+
+
+@pytest.mark.moderate
 def test_prompts_that_no_kv_cache_holds_disturb_nobody() -> None:
     """They are refused at once. As a part of the traffic they would have all workers prefill, and answers wait."""
     chat = chats(8.0, 800)
