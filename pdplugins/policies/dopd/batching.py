@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
 from pdplugins.policies.dopd.config import DopdBatchSettings
 from pdplugins.policies.dopd.forecast import build_forecaster
+
+STEPS = tuple(1 << power for power in range(6, 14))
+"""Sizes of a step that are tried, in tokens."""
+EFFICIENT = 1.05
+"""Time for each token, over the least one, up to which a step is an efficient one."""
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class DopdBatching:
         self._settings = settings
         self._deployment = deployment
         self._isl = build_forecaster(settings.predictor)
+        self._efficient = efficient_tokens(deployment.perf, deployment.prefill_tp)
         self._window: list[float] = []
         self._window_end_s = -math.inf
         self._service, self._gap = Moments(self.MEMORY), Moments(self.MEMORY)
@@ -110,15 +117,24 @@ class DopdBatching:
             self._window_end_s = now_s + self._settings.interval_s
 
     def _threshold(self) -> float:
-        """Return i_next: the forecast mean prompt length, or the fixed length of the settings."""
+        """Return i_next: the forecast mean prompt length, but an efficient step at least; or that of the settings.
+
+        The paper's prompts are long. Where they are short, or most of a step reads the weights of experts, a step with
+        one prompt takes about as long as one with many.
+        """
         fixed = self._settings.threshold_tokens
-        forecast = self._isl.forecast() if fixed is None else float(fixed)
-        return forecast if forecast > 0 else 1.0
+        return float(fixed) if fixed is not None else max(self._efficient, self._isl.forecast())
 
     def _timeout_s(self) -> float:
         """Return the timeout of Eq. 18, at most its share of the TTFT SLO, because W_q is unbounded under overload."""
         share = self._settings.timeout_share
         return share * min(kingman_wait_s(self._service, self._gap), self._deployment.slo.ttft_s)
+
+
+def efficient_tokens(perf: PerfModel, tp: int) -> int:
+    """Return the smallest step, in tokens, that takes about as little time for each token as any."""
+    each_s: dict[int, float] = {tokens: perf.prefill_s(tokens, tp) / tokens for tokens in STEPS}
+    return min(tokens for tokens in STEPS if each_s[tokens] <= EFFICIENT * min(each_s.values()))
 
 
 def _plan(prompts: list[QueuedPrefill], reason: str) -> BatchPlan:

@@ -65,7 +65,7 @@ class DopdBatchSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     threshold_tokens: int | None = Field(
-        None, ge=1, description="length from which a prompt runs at once; else the forecast ISL"
+        None, ge=1, description="length from which a prompt runs at once; else the forecast ISL, or an efficient step"
     )
     predictor: Predictor = Field("kalman", description="forecaster of the ISL; the paper's is arima")
     interval_s: Interval = Field(5.0, description="seconds of one window of the forecast")

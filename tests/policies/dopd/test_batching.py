@@ -66,6 +66,16 @@ def test_the_threshold_is_the_forecast_isl() -> None:
     assert batch(subject, queue(400, 700, 400, queued_s=61.0), 61.0) == ["0", "1"]
 
 
+def test_a_step_of_short_prompts_is_an_efficient_one() -> None:
+    """One with 60 tokens takes nearly as long as one with 600: nine more prompts cost next to nothing."""
+    subject = scheduler()
+    for second in range(60):
+        batch(subject, queue(*[60] * 8, queued_s=second + 0.5), second + 0.5)
+    tokens = 60 * len(batch(subject, queue(*[60] * 100, queued_s=70.0), 70.0))
+    assert tokens >= 256
+    assert PERF.prefill_s(tokens, 1) / tokens < 1.1 * PERF.prefill_s(8192, 1) / 8192
+
+
 def test_kingman_is_the_mean_wait_of_an_m_m_1_queue() -> None:
     """For exponential gaps and services W_q = rho / (1 - rho) E[S] (Eq. 10 with c_a^2 = c_s^2 = 1)."""
     service, gap = Moments(100, mean=0.5, square=0.5), Moments(100, mean=1.0, square=2.0)
