@@ -53,6 +53,9 @@ class StartupProfiler:
         self._limits: dict[int, DecodeLimits] = {}
         kv_tokens = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(self._tp(Role.DECODE, Role.DECODE))
         self._context = LoadContext(max(kv_tokens / deployment.max_batch, 1.0))  # the largest batch fills the KV cache
+        for role in Role:  # now, as scipy takes half a second to import: a request would wait for it
+            self.predictor(role)
+            self.limits(role)
 
     def predictor(self, role: Role) -> TtftPredictor:
         """Return the TTFT predictor of an instance that was started for `role`."""

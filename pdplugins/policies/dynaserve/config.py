@@ -28,6 +28,7 @@ class DynaServeRouterSettings(BaseModel):
         ge=0,
         description="roles: every worker may decode while prompts would take less than this share of the time",
     )
+    block_tokens: int = Field(512, ge=1, description="tokens of one prefix block")
     least_tokens: int = Field(32, ge=0, description="a shorter micro-request is not worth a handoff")
     predictor: Predictor = Field("quantile", description="where the output length comes from")
     margin_tokens: int = Field(20, ge=0, description="added to the predicted output length (section 5)")

@@ -10,7 +10,7 @@ from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies._common import by_role
+from pdplugins.policies._common import by_role, cached_tokens
 from pdplugins.policies.dynaserve.balance import balance, legs
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.lengths import build_predictor
@@ -53,9 +53,9 @@ class DynaServeRouter:
         if workers is not self._workers:
             self._see(workers)
         self._take_back(request)
-        job = self._job(request, now_s)
-        self._pressure.arrived(job.prompt_s, job.prompt - job.history, now_s)
         group = self._group(request)
+        job = self._job(request, group, now_s)
+        self._pressure.arrived(job.prompt_s, job.prompt - job.history, now_s)
         for server in group:
             server.follow(self._costs, job)
         underused = self._underused(group)
@@ -87,10 +87,13 @@ class DynaServeRouter:
         else:
             self._take_back(request)
 
-    def _job(self, request: Request, now_s: float) -> Job:
+    def _job(self, request: Request, group: Sequence[Server], now_s: float) -> Job:
         prompt, predicted = min(max(request.prompt_tokens, 1), LONGEST), self._lengths.predict(request)
         tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
         history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
+        if request.blocks:  # workers are not chosen by what they have cached, so the mean of it counts
+            cached = (cached_tokens(request, server.view, self._settings.block_tokens) for server in group)
+            history = min(max(history, sum(cached) // len(group)), prompt - 1)
         prompt_s = self._costs.prompt_s(history, prompt)
         own_s = self._own_s(request, prompt)
         return Job(request.id, prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history, own_s)

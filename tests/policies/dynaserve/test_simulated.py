@@ -88,6 +88,17 @@ def test_a_tbt_that_no_worker_keeps_stops_nobody(router: dict[str, object]) -> N
 
 
 @pytest.mark.moderate
+def test_a_prefix_that_workers_have_cached_is_no_work() -> None:
+    """Counted as prefill it makes every worker look busy for minutes, and prompts go to those that look less so."""
+    prefix, times = tuple(range(16)), (request.arrival_s for request in poisson(CHATS, 30.0, 3000))
+    trace = [TraceRequest(at_s, 16 * 512 + 80, 100, blocks=(*prefix, -number)) for number, at_s in enumerate(times)]
+    data = load(find("dynaserve")).model_dump(mode="json")
+    result = simulate(parse(data), trace, trace_name="prefixes", command="test", seed=0)[0]
+    assert result.metrics.slo_attainment is not None
+    assert result.metrics.slo_attainment > 0.99
+
+
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("profile", "tp", "workers", "rate"),
     [
