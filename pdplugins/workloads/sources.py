@@ -147,7 +147,9 @@ def _named(text: str, registry: Registry) -> Source | Mixture | None:
     name = match[1]
     if name in shipped():
         file = data_dir("configs") / f"workloads/{name}.yaml"
-        return _described(_over(_yaml(file), _inline(name, match[2])), file)
+        data, given = _yaml(file), _inline(name, match[2])
+        _check_reach(name, data, given)
+        return _described(_over(data, given), file)
     if name in registry.names("workload"):
         return _described({"workload": name, **_inline(name, match[2])}, Path(text))
     return None
@@ -159,6 +161,16 @@ def _inline(name: str, settings: str | None) -> dict[str, Any]:
     for text in split_settings(settings or ""):
         put(data, parse_setting(_INNER_KEY.sub(r" \1: ", text), f"{name}:"), f"{name}:")
     return data
+
+
+def _check_reach(name: str, data: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ConfigError for a setting that would change nothing, as each phase of the shipped workload has its own."""
+    phases = [] if "phases" in given else data.get("phases", [])
+    for key in given:
+        if phases and all(key in phase for phase in phases):
+            raise ConfigError(
+                f"{name}: each phase of it sets {key} itself; write a workload file of your own with other phases"
+            )
 
 
 def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class SyntheticSettings(Phase):
         phases = data.get("phases") if isinstance(data, dict) else None
         if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
             return data
-        shared = {key: value for key, value in data.items() if key not in {"seed", "phases"}}
+        shared = {key: value for key, value in data.items() if key in Phase.model_fields}
         return {**data, "phases": [{**shared, **phase} for phase in phases]}
 
 

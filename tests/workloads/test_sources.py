@@ -72,3 +72,19 @@ def test_a_pipe_is_no_workload_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert inputs("--trace", "pipe.yaml") == {"--trace": Path("pipe.yaml")}
     with pytest.raises(TraceError, match=r"^pipe\.yaml: a pipe or a device; write it to a file first$"):
         traces.read(Path("pipe.yaml"))
+
+
+@pytest.mark.parametrize("setting", ["duration_s=5", "arrivals.rate=50"])
+def test_a_setting_that_each_phase_has_itself_is_refused(setting: str) -> None:
+    """It would change nothing."""
+    with pytest.raises(ConfigError, match=f"demo: each phase of it sets {setting[:8]}"):
+        traces.read(f"demo:{setting}")
+
+
+def test_a_setting_that_no_phase_has_is_one_for_all() -> None:
+    assert {request.osl_tokens for request in traces.read("demo:osl_tokens=10")[:50]} == {10}
+
+
+def test_a_mistyped_setting_is_told_beside_those_of_the_workload() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'sed'.*\bseed\b"):
+        traces.read("demo:sed=2")

@@ -25,7 +25,7 @@ def test_rapids_two_phases_are_as_in_the_paper() -> None:
 
 
 def test_settings_behind_the_name_go_over_the_files() -> None:
-    made = traces.read("rapid-two-phase:requests=3,arrivals.rate=2,isl_tokens=9")
+    made = traces.read("rapid-two-phase:requests=3,arrivals.rate=2")
     assert len(made) == 6
     gamma = traces.read("synthetic:requests=50,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2,pairs=[[7,8],[9,8]]")
     assert (len(gamma), {r.isl_tokens for r in gamma}) == (50, {7, 9})
