@@ -62,6 +62,12 @@ def test_config_prints_every_default() -> None:
         ("dynamo", ["serve", "--planner", "nobody"], "planner: there is no 'nobody'; choose from"),
         ("dynamo", ["serve", "--planner", "dopd", "--engine", "abacus"], "mocker"),
         ("dynamo", ["serve", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        ("dynamo", ["serve", "--log-dir", "/dev/null"], "--log-dir /dev/null: File exists; give a folder"),
+        (
+            "pdplugins",
+            ["planner", "--metrics-host", "no.such", "--metrics-port", "9191"],
+            "cannot listen on no.such:9191",
+        ),
         ("dynamo", ["serve", "--planner", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
         ("pdplugins", ["gateway", "--worker", "http://[::1"], "--worker: 'http://[::1' is no URL"),
     ],
@@ -139,6 +145,13 @@ WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
             "/no/such/folder/keys: No such file or directory; give a path",
         ),
         (["serve"], "No such command 'serve'"),
+        (
+            ["simulate", "dopd", "--trace"],
+            "pdplugins simulate: Option '--trace' requires an argument; see pdplugins simulate",
+        ),
+        (["trace", "info", "demo", "--json"], "pdplugins trace info: Option '--json' requires an argument"),
+        (["explain", "LOG", "--kind", "planer"], "Invalid value for '--kind': 'planer' is not one of"),
+        ([*WORKER, "--decision-log", "no/such/log"], "log no/such/log: there is no folder no/such; choose a file"),
     ],
 )
 def test_what_is_wrong_with_a_command_line_is_one_line(

@@ -67,11 +67,11 @@ class DecisionLog:
         self._owed: dict[str, Any] | None = self._header
         """The header that is to be written before anything else: the disk was full, or the file is new."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._file, self._size = _open_after_torn_line(path)
             self._pay()
         except OSError as error:
-            raise ConfigError(f"decision log {path}: {error.strerror}; choose a file that can be written") from None
+            why = error.strerror if path.parent.is_dir() else f"there is no folder {path.parent}"
+            raise ConfigError(f"decision log {path}: {why}; choose a file that can be written") from None
 
     def _made(self, config: Config, deployment: Deployment, initial: ScalePlan | None) -> dict[str, Any]:
         """Return the header of a run that begins now."""

@@ -326,16 +326,17 @@ def run(options: Options) -> None:
         log.info("planner of %s%s answers at %s", options.config, " in shadow" if options.shadow else "", endpoint)
 
     service = ProposeService(build, Guard(options.key, options.allow_from))
-    serving = serve(
-        service,
-        listen=options.listen,
-        advertise=options.advertise,
-        gateway=options.gateway,
-        token=options.token,
-        ready=say,
-    )
     with served(metrics, options):
-        asyncio.run(serving)
+        asyncio.run(
+            serve(
+                service,
+                listen=options.listen,
+                advertise=options.advertise,
+                gateway=options.gateway,
+                token=options.token,
+                ready=say,
+            )
+        )
 
 
 def open_to_all(options: Options) -> bool:

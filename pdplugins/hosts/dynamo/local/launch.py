@@ -50,6 +50,9 @@ def _run(options: Options, policy: SafePlanner, folder: Path) -> int:
     logs = (options.log_dir or folder / "logs").absolute()
     try:
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"--log-dir {logs}: {error.strerror}; give a folder that can be written") from None
+    try:
         with own_stderr(logs / "launcher.log"), temporary_files(folder):
             code = asyncio.run(Stack(options, policy, folder, logs).run())
     except BaseException:
