@@ -19,7 +19,7 @@ trace_app = typer.Typer(help="Look at traces and make them.", no_args_is_help=Tr
 Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace or workload file, or a workload's name.")]
 Format = Annotated[str | None, typer.Option("--format", help="Workload that reads the file; default: guessed.")]
 Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
-ClipS = Annotated[float | None, typer.Option(help="Only the first seconds, at that rate.")]
+ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdplugins.config import MOST_GPUS, MOST_JOBS
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
+from pdplugins.studies.options import EverySeed, Html, Jobs, Results
+from pdplugins.workloads.commands import ClipS, MaxContext, MaxRequests
 from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ def advise(  # noqa: PLR0913 - the options of a command
     rate: Annotated[
         float | None, typer.Option(help="Mean arrivals/s; arrival times of a trace are scaled to it.")
     ] = None,
-    clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")] = None,
-    max_requests: Annotated[int | None, typer.Option(help="Only the first requests or sessions.")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")] = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
     model: Annotated[str | None, typer.Option(help="Model of a profile, as in llama-3.1-70b-fp8.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU of a profile, as in h100.")] = None,
     profile: Annotated[str | None, typer.Option(help=f"Instead: <gpu>/<model>, or a file ({PROFILE}).")] = None,
@@ -48,12 +50,10 @@ def advise(  # noqa: PLR0913 - the options of a command
         float, typer.Option(min=0.01, max=1, help="SLO attainment to reach with the fewest GPUs.")
     ] = 0.99,
     startup: Annotated[float, typer.Option(min=0, help="Seconds until a worker that a planner adds serves.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
+    seed: EverySeed = 0,
+    jobs: Jobs = None,
+    out: Results = None,
+    html: Html = None,
     save_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write config, start commands for SGLang and Dynamo, Kubernetes manifest."),

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdplugins.config import MOST_GPUS, MOST_JOBS
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError, printable, shown
+from pdplugins.studies.options import EverySeed, Html, Jobs, Results, Set, Tpot, Ttft
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
@@ -70,17 +71,13 @@ def backtest(  # noqa: PLR0913 - the options of a command
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>; else the config's.")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers that ran, if no metric says it.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="And decode workers.")] = None,
-    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
-    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    settings: Set = None,
+    seed: EverySeed = 0,
+    jobs: Jobs = None,
+    out: Results = None,
+    html: Html = None,
 ) -> None:
     """Say what a planner, and fixed pools, would have given on traffic that has been recorded.
 

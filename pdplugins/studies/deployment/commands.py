@@ -11,6 +11,8 @@ import typer
 from pdplugins import hookimpl
 from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
+from pdplugins.studies.options import EverySeed, Html, Profile, Set, Tpot, Ttft
+from pdplugins.workloads.commands import ClipS
 from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
@@ -33,16 +35,14 @@ def plan(  # noqa: PLR0913 - the options of a command
     rate: Annotated[float | None, typer.Option(help="Mean sessions/s: arrival times are scaled to it.")] = None,
     top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
     objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",
-    clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")] = None,
-    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
-    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
-    ] = None,
-    profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    clip_s: ClipS = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    settings: Set = None,
+    profile: Profile = None,
+    seed: EverySeed = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the plans there.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
+    html: Html = None,
     write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
