@@ -162,8 +162,9 @@ class Core:
         """Learn how much of their KV cache requests share, where hosts tell what is free and enough of it is taken."""
         taken = contexts = capacity = 0
         for worker in workers:
-            if (free := worker.free_kv_tokens) is not None:
-                taken += max(worker.kv_capacity_tokens - free, 0)
+            free = worker.free_kv_tokens
+            if free is not None and 0 <= free <= worker.kv_capacity_tokens:
+                taken += worker.kv_capacity_tokens - free
                 contexts += decodes_of(worker)[1]
                 capacity += worker.kv_capacity_tokens
         if contexts > ENOUGH_KV * capacity:
