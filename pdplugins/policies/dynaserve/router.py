@@ -19,6 +19,8 @@ from pdplugins.policies.dynaserve.play import Leg
 from pdplugins.policies.dynaserve.pressure import Pressure
 from pdplugins.policies.dynaserve.server import LONGEST, Job, Server
 
+SAMPLE = 2
+"""Workers of a group that are asked what they have cached of a prompt: all of them would double a decision's time."""
 LOOK_EVERY = 17
 """Requests between two looks at how busy the pool is."""
 MOST_KNOWN = 2**16
@@ -91,9 +93,10 @@ class DynaServeRouter:
         prompt, predicted = min(max(request.prompt_tokens, 1), LONGEST), self._lengths.predict(request)
         tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
         history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
-        if request.blocks:  # workers are not chosen by what they have cached, so the mean of it counts
-            cached = (cached_tokens(request, server.view, self._settings.block_tokens) for server in group)
-            history = min(max(history, sum(cached) // len(group)), prompt - 1)
+        if request.blocks:  # workers are not chosen by what they have cached, so the mean of some counts
+            some = group[:SAMPLE]
+            cached = sum([cached_tokens(request, server.view, self._settings.block_tokens) for server in some])
+            history = min(max(history, cached // len(some)), prompt - 1)
         prompt_s = self._costs.prompt_s(history, prompt)
         own_s = self._own_s(request, prompt)
         return Job(request.id, prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history, own_s)

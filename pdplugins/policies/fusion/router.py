@@ -82,10 +82,12 @@ class FusionRouter:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
         self._present.at(workers, now_s)
+        if not request.blocks:
+            self._core.began(request, (), now_s)
         self._look(workers)
-        if not self._core.lengths.knows(request):
-            self._core.began(request, self._candidates(request) if request.blocks else (), now_s)
         placement = self._soonest(request, workers)
+        if request.blocks and not self._core.lengths.knows(request):
+            self._core.began(request, (self._named[placement.first],), now_s)
         if self._present.follows:
             self._present.placed(request, placement, self._known(request, self._named[placement.first]))
         if placement.second is not None:
