@@ -14,6 +14,7 @@ from pdplugins.hosts.sglang.hooking import HookInstaller
 from pdplugins.hosts.sglang.install import checked_ranks
 from pdplugins.hosts.sglang.limits import LIMITS, refused_arguments, refused_model
 from pdplugins.runtime.policies import Policies
+from pdplugins.types import BatchScheduler
 
 GOOD: dict[str, Any] = {
     "disaggregation_mode": "decode",
@@ -71,6 +72,19 @@ def test_strict_refuses_to_serve_stock_where_a_bundle_cannot_be_built(
     monkeypatch.setattr(install, "load", lambda _: parse({"bundle": "fusion", "sglang": {"dual_role": True}}))
     with pytest.raises(SystemExit, match=str(error)):
         install.install("fusion")
+
+
+def test_strict_refuses_a_batch_scheduler_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the engine at its first prompt."""
+
+    def build() -> BatchScheduler:
+        raise ConfigError("no dense table")
+
+    monkeypatch.setattr(install, "_policies", lambda _: SimpleNamespace(batch_scheduler=lambda: build))
+    monkeypatch.setattr(install, "broken_seams", list)
+    monkeypatch.setattr(install, "load", lambda _: parse({"batch_scheduler": "dynaserve"}))
+    with pytest.raises(SystemExit, match="no dense table"):
+        install.install("dynaserve")
 
 
 def test_models_with_state_beyond_the_kv_cache_are_refused() -> None:
