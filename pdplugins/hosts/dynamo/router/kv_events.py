@@ -131,7 +131,7 @@ class KvEvents:
     def _apply(self, instance: int, event: Mapping[str, Any], most_blocks: int) -> None:
         """Take in one event. What builds on blocks that we never heard of, or removes such, does not matter here."""
         ranks = self._heard[instance].held
-        data, held = event["data"], ranks.setdefault(event["dp_rank"], set())
+        data, held = event["data"], ranks.setdefault(event.get("dp_rank", 0), set())
         if data == "cleared":
             held.clear()
         elif (stored := data.get("stored")) is not None:

@@ -23,9 +23,12 @@ PROMPT = list(range(1000, 1000 + 10 * SIZE))
 MOST = {WORKER: 20}
 
 
-def message(number: int, *events: Any, worker: int = WORKER, publisher: bytes = b"p" * 8, rank: int = 0) -> list[bytes]:
-    """What a worker publishes: these events, each the `data` of one."""
-    said = [{"worker_id": worker, "event": {"event_id": number, "data": data, "dp_rank": rank}} for data in events]
+def message(
+    number: int, *events: Any, worker: int = WORKER, publisher: bytes = b"p" * 8, rank: int | None = 0
+) -> list[bytes]:
+    """What a worker publishes: these events, each the `data` of one. Without ranks it may leave them out."""
+    of = {} if rank is None else {"dp_rank": rank}
+    said = [{"worker_id": worker, "event": {"event_id": number, "data": data, **of}} for data in events]
     packed = msgspec.msgpack.encode({"payload": msgspec.msgpack.encode(said)})
     return [b"topic", publisher, number.to_bytes(8, "big"), b"\x01" + len(packed).to_bytes(4, "big") + packed]
 
@@ -87,6 +90,12 @@ def test_each_rank_of_a_worker_has_a_kv_cache_of_its_own() -> None:
     other = {"block_hash": 99, "tokens_hash": 5, "mm_extra_info": None}
     stored = {"stored": {"parent_hash": None, "start_position": None, "blocks": [other]}}
     assert told.hear(said(1, stored, number=3)) == {}
+    assert not told.faults
+
+
+def test_a_worker_without_ranks_need_not_name_one() -> None:
+    told = Told()
+    assert told.hear(message(1, told.stored(0, 2), rank=None)) == {WORKER: 2 * SIZE}
     assert not told.faults
 
 

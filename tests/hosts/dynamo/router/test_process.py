@@ -24,8 +24,9 @@ class Endpoint:
         SERVES
 
 class Runtime:
+    ended = asyncio.Event()
     def endpoint(self, name): return Endpoint()
-    def shutdown(self): pass
+    def shutdown(self): self.ended.set()
 
 async def nothing(*given): pass
 
@@ -58,7 +59,7 @@ def test_it_says_why_it_no_longer_serves(config: Path) -> None:
 
 
 def test_a_signal_ends_it_in_peace(config: Path) -> None:
-    with started(config, "await asyncio.sleep(0.2)") as process:
+    with started(config, "await Runtime.ended.wait()") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
