@@ -82,15 +82,14 @@ class BatchHooks:
     def _planned(self, scheduler: Any, running_batch: Any, view: BatchView) -> BatchPlan | None:
         """Return the policy's plan; an empty one for no prefill now, None for SGLang's own step."""
         now_s, role = self._clock(), str(scheduler.disaggregation_mode)
-        queue = [prompt.request.id for prompt in view.queue]
-        until_s, known = self._waits.get(role, (0.0, queue))
-        if now_s < until_s and queue == known and running_batch.is_empty():
+        until_s, known = self._waits.get(role, (0.0, []))
+        if now_s < until_s and running_batch.is_empty() and waiting_ids(view) == known:
             return BatchPlan({})
         policy = self._scheduler(role)
         plan = None if policy is None else policy.next_batch(view, now_s)
         if plan is None or paged_tokens(plan, view, scheduler.page_size):
             return plan
-        self._waits[role] = now_s + plan.wait_s, queue
+        self._waits[role] = now_s + plan.wait_s, waiting_ids(view) if plan.wait_s else []
         stuck = running_batch.is_empty() and not plan.wait_s
         return None if stuck else BatchPlan({})
 
@@ -142,6 +141,11 @@ def view_of(scheduler: Any, running_batch: Any, asked: Asked) -> BatchView:
     terms = (asked(request.rid) for request in running)
     tpots = tuple(one.tpot_s for one in terms if one is not None and one.tpot_s is not None)
     return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running), tpots)
+
+
+def waiting_ids(view: BatchView) -> list[str]:
+    """Return the names of the requests that wait for prefill."""
+    return [prompt.request.id for prompt in view.queue]
 
 
 def queued(request: Any, done: int, asked: Asked) -> QueuedPrefill:
