@@ -56,7 +56,7 @@ def show(data: Mapping[str, Any]) -> str:
     """Put what an experiment found into the page of its paper, and return that text."""
     paper, _, name = data["experiment"].partition(" ")
     picture = f"![{data['title']}](../results/{paper}-{name}.svg)\n\n"
-    equal = f", shown equal at commit {data['shown_equal']['commit']}" if "shown_equal" in data else ""
+    equal = f", {manifest.equality(data)}" if "shown_equal" in data else ""
     head = f"`{data['command']}`, seed {data['seed']}, commit {data['commit']}{equal}, simulated."
     text = (
         f"### {data['title']}\n\n{head}\n\nThe paper: {data['published']}\n\n{table(data['rows'])}\n"

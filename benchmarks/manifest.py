@@ -231,6 +231,13 @@ DOPD = ("dopd", "configs/dopd.yaml")
 """What only DOPD's own runs depend on, as long as no more than the planner section of its config has changed."""
 
 
+def equality(data: Data) -> str:
+    """Say of which commit a result was shown equal, and how closely. It must have been."""
+    shown = data["shown_equal"]
+    within = f" within {100 * shown['tolerance']:g} %" if shown.get("tolerance") else ""
+    return f"shown equal{within} at commit {shown['commit']}"
+
+
 def check_only(result: str, *parts: str) -> None:
     """Raise PdpluginsError where code other than `parts` and the script has changed since a result was made.
 

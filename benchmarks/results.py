@@ -56,7 +56,7 @@ def state(experiment: Experiment, result: str) -> tuple[str, str]:
         return ("aged" if measured(data) else "stale"), f"changed since commit {data['commit']}: {', '.join(parts)}"
     if experiment.code() == data["code"]:
         return "fresh", ""
-    return "equal", f"shown equal at commit {data['shown_equal']['commit']}"
+    return "equal", manifest.equality(data)
 
 
 def measured(data: Data) -> bool:
