@@ -179,7 +179,7 @@ def _run(application: typer.Typer, name: str) -> None:
             _fail(name, f"standard output: {error.strerror}; send it to where there is room")
         if not hasattr(error, "format_message"):
             raise
-        _misused(error, name, words)
+        _misused(error, application, name, words)
 
 
 def _too_little_memory(error: MemoryError | BrokenExecutor) -> str:
@@ -207,19 +207,19 @@ def _show_everything() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _misused(error: Any, name: str, words: Sequence[str]) -> None:
+def _misused(error: Any, application: typer.Typer, name: str, words: Sequence[str]) -> None:
     """Say in one line what is wrong with a command line. Typer does not export the class of these errors."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(2)
-    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else _command(name, words)
+    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else _command(application, name, words)
     what = error.format_message().rstrip(".").replace("Value error, ", "")
     _fail(command, f"{what}; see {command} --help")
 
 
-def _command(name: str, words: Sequence[str]) -> str:
+def _command(application: typer.Typer, name: str, words: Sequence[str]) -> str:
     """Return the command that a command line means, as far as it goes: not all errors know theirs."""
-    found: Any = get_command(dynamo_app if name == "dynamo" else app)
+    found: Any = get_command(application)
     for word in words:
         if (found := getattr(found, "commands", {}).get(word)) is None:
             break
