@@ -69,6 +69,7 @@ class JsonAccessLogger(AbstractAccessLogger):
         }
         if (account := request.get(ACCOUNT)) is not None:
             line |= asdict(account)
+            line["took_s"] = max(time, account.ttft_s or 0.0)  # uvloop's clock, aiohttp's here, counts milliseconds
         self.logger.info(json.dumps({name: _told(value) for name, value in line.items() if value is not None}))
 
 

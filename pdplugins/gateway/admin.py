@@ -100,6 +100,8 @@ class Admin:
                 body = await request.read()
         except TimeoutError:
             raise GatewayError(408, f"the body was not there after {self._body_s:g} s") from None
+        except web.RequestPayloadError:
+            raise GatewayError(400, "the body is not what its head says") from None
         try:
             moves = msgspec.json.decode(body, type=Proposals).moves
         except (msgspec.MsgspecError, RecursionError) as error:

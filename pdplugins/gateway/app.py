@@ -15,7 +15,7 @@ from aiohttp.web_log import AccessLogger
 
 from pdplugins.config import Config
 from pdplugins.contracts.request import Slo
-from pdplugins.errors import HostError, one_line
+from pdplugins.errors import cannot_listen
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.access.gate import Gate
 from pdplugins.gateway.access.rates import KeyRates
@@ -121,7 +121,7 @@ class Gateway:
         self.admin_url = ""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Serve. Raises HostError when a port is taken."""
+        """Serve. Raises HostError when it cannot listen."""
         if self.board is not None:
             await self.board.start()
         self.access.warn(host, [backend.url for backend in self.backends.all])
@@ -197,15 +197,14 @@ class Gateway:
     async def _listen(
         self, runner: web.AppRunner, clients: Clients, host: str, port: int, *, shared: bool = False
     ) -> str:
-        """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
+        """Listen, and return the URL. Raises HostError when it cannot; then nothing runs any more."""
         tls = None if self.access.tls is None else self.access.tls.context
         site = Site(runner, host, port, tls, clients, self.settings.head_s, shared=shared)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:
             await self.stop()
-            why = one_line(getattr(error, "strerror", None) or error)
-            raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None
+            raise cannot_listen("gateway", host, port, error) from None
         return site.name
 
     async def _set_up(self, app: web.Application, clients: Clients) -> web.AppRunner:

@@ -13,6 +13,8 @@ from pdplugins.contracts.workers import Capabilities, Role
 
 BLOCK_TOKENS = 512
 """Tokens of one prefix block, as in traces and policies."""
+MOST_BLOCKS = 2**18
+"""Blocks of one worker that are kept in mind, whatever it says of its KV cache: 134 million tokens."""
 WINDOW_S = 5.0
 """Recent means cover the last one to two of these."""
 
@@ -187,7 +189,7 @@ class CachedBlocks:
         for block in blocks:
             hashes[block] = None
             hashes.move_to_end(block)
-        most = max(capacity_tokens // BLOCK_TOKENS, 1)
+        most = min(max(capacity_tokens // BLOCK_TOKENS, 1), MOST_BLOCKS)
         while len(hashes) > most:
             hashes.popitem(last=False)
 

@@ -19,6 +19,7 @@ from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.replies import Left, failure
 from pdplugins.limits import GatewayConfig
+from pdplugins.report.connections import watch
 
 NEAR = 0.9
 """Share of the limit from which on idle connections are closed."""
@@ -71,17 +72,7 @@ class Clients:
 
     def guard(self, server: web.Server) -> None:
         """Look after the connections of `server` from now on."""
-        made, lost = server.connection_made, server.connection_lost
-
-        def on_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-            made(handler, transport)
-            self.opened(handler, transport)
-
-        def on_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-            self.closed(handler)
-            lost(handler, exc)
-
-        server.connection_made, server.connection_lost = on_made, on_lost  # type: ignore[method-assign]
+        watch(server, self.opened, self.closed)
 
     # --- requests --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
@@ -33,8 +34,8 @@ from pdplugins.gateway.errors import (
 )
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.randomness import fresh_name
-from pdplugins.gateway.reading import TooLongError, content_type, read_whole
-from pdplugins.gateway.replies import Left, Reply, failure, finish, redacted_body
+from pdplugins.gateway.reading import Hold, TooLongError, content_type, is_json, read_whole
+from pdplugins.gateway.replies import Left, Reply, failure, finish, refusal
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.tracing import Tracing
@@ -212,45 +213,50 @@ class Endpoints:
 
     # --- everything else -------------------------------------------------------------------------------------------
 
-    async def _pass(self, request: web.Request) -> web.Response:
-        """Let any worker answer."""
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        """Let any worker answer. Its answer has room and time as every whole one, until the client has taken it."""
         self.admission.enter()
-        body = b""
+        body, reply = b"", Reply(request, self.admission)
         try:
             body = await read_body(request, self.admission)
-            status, said, kind = await self._asked(request, request.path_qs, body)
-            return web.Response(
-                body=self.engine.public(request.path, said), status=status, headers={"Content-Type": kind}
-            )
+            with Hold(self.engine.room) as hold:
+                status, said, kind = await self._asked(request, request.path_qs, body, hold)
+                said = self.engine.public(request.path, said)
+                with contextlib.suppress(TimeoutError), self.admission.serving.within(self.serving.settings.timeout_s):
+                    await reply.whole(said, kind, status)
         finally:
             self.admission.give_bytes(len(body))
             self.admission.leave()
+        assert reply.response is not None  # noqa: S101 - it has been sent, or a part of it
+        return reply.response
 
     async def _model(self, request: web.Request) -> web.Response:
         """Say what the list of models says of one of them."""
+        name = request.match_info["model"]
         self.admission.enter()
         try:
-            status, listed, kind = await self._asked(request, self.engine.models, b"")
+            with Hold(self.engine.room) as hold:
+                status, listed, kind = await self._asked(request, self.engine.models, b"", hold)
+                said = self.engine.model_of(listed, name) if status == HTTPStatus.OK else listed
         finally:
             self.admission.leave()
-        name = request.match_info["model"]
-        said = self.engine.model_of(listed, name) if status == HTTPStatus.OK else listed
         if said is None:
             why = f"The model '{name[:LONGEST_SHOWN]}' does not exist"
             raise GatewayError(HTTPStatus.NOT_FOUND, why, param="model", code="model_not_found")
         return web.Response(body=said, status=status, headers={"Content-Type": kind})
 
-    async def _asked(self, request: web.Request, path: str, body: bytes) -> tuple[int, bytes, str]:
-        """Return status, body and type of any worker's answer.
+    async def _asked(self, request: web.Request, path: str, body: bytes, hold: Hold) -> tuple[int, bytes, str]:
+        """Return status, body and type of any worker's answer, for which `hold` has room.
 
         A worker that does not answer, has too much to do or refuses our key is passed over. Raises GatewayError when
-        none is left, or no time.
+        none is left, no time, or no room.
         """
         backends, settings = self.serving.backends, self.serving.settings
         ready, ends_s = backends.now_ready(), monotonic() + settings.timeout_s
         for view in random.sample(ready, len(ready)):  # else one that hangs would hold up every question
             if monotonic() > ends_s:
                 break
+            hold.give()  # what another one said
             backend = backends.by_id[view.id]
             headers = {**self._forwarded(request), "Content-Type": JSON, **backend.key.headers}
             wait = self.admission.serving.within(settings.connect_s)
@@ -259,15 +265,25 @@ class Endpoints:
                     request.method, backend.url + path, data=body, headers=headers, allow_redirects=False
                 ) as answer:
                     kind = content_type(answer.headers.get("Content-Type", JSON))
-                    said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
+                    said = await read_whole(partial(self._more, answer, hold), settings.max_answer_mib * MIB)
                     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
                         continue
-                    if answer.status == HTTPStatus.OK:
+                    if answer.status == HTTPStatus.OK and is_json(said):
                         return answer.status, said, kind
                     ours = backend.key.refused(answer.status, headers)
                     if 400 <= answer.status < 500 and answer.status not in FULL and not ours:
-                        return answer.status, redacted_body(said), kind
+                        return answer.status, *refusal(RefusedError(answer.status, said, kind))
         raise overloaded("no worker answered")
+
+    async def _more(self, answer: aiohttp.ClientResponse, hold: Hold) -> bytes:
+        """Return the next bytes of an answer, for which `hold` takes room."""
+        part = await answer.content.readany()
+        try:
+            hold.take(len(part))
+        except AnswersTooLongError:
+            self.serving.metrics.overload("answers")
+            raise
+        return part
 
     async def _openapi(self, request: web.Request) -> web.Response:
         """Return the OpenAPI document."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from pdplugins.contracts.request import Terms
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Role
 from pdplugins.gateway.primitive import Splittable
+from pdplugins.gateway.reading import Room
 
 if TYPE_CHECKING:
     from pdplugins.gateway.backends import Backend
@@ -317,6 +318,11 @@ class Engine(Executor[CallT, AnswerT], Protocol[CallT, AnswerT]):
     @property
     def models(self) -> str:
         """Where any worker lists its models."""
+        ...
+
+    @property
+    def room(self) -> Room:
+        """The room of all whole answers."""
         ...
 
     def model_of(self, listed: bytes, name: str) -> bytes | None:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import hdrs, web
+from aiohttp import EMPTY_PAYLOAD, StreamReader, hdrs, web
+from aiohttp.http import RawRequestMessage
 
 from pdplugins.errors import one_line
 from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.logs import without_data
 from pdplugins.gateway.replies import SERVER, failure
 
 
 class Handler(web.RequestHandler):
     """The HTTP of one connection: its errors are error objects, also those of a head that cannot be read."""
 
-    __slots__ = ()
+    __slots__ = ("_body",)
+    _body: StreamReader
+    """That of the last request whose head has come."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self._body = EMPTY_PAYLOAD
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come. Where that is no HTTP in the middle of a body, the body ends.
+
+        aiohttp takes it for one more request, and lets the one before wait for the rest of its body.
+        """
+        super().data_received(data)
+        if not self._messages:
+            return
+        message, body = self._messages[-1]
+        if isinstance(message, RawRequestMessage):
+            self._body = body
+        elif not self._body.is_eof():
+            self._messages.pop()
+            self._lingering_time = 0.0
+            self._body.set_exception(web.RequestPayloadError(without_data(message.message)))
 
     def handle_error(
         self,
@@ -27,7 +53,7 @@ class Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         """Log an error and return its answer. Raises ConnectionError when an answer has begun."""
         super().handle_error(request, status, exc, message)
-        response = failure(GatewayError(status, one_line(message or HTTPStatus(status).phrase)))
+        response = failure(GatewayError(status, one_line(without_data(message or HTTPStatus(status).phrase))))
         response.headers[hdrs.SERVER] = SERVER
         response.force_close()
         return response

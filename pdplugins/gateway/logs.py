@@ -15,6 +15,14 @@ LONGEST = 200
 """Characters of what is told of one request."""
 
 
+def without_data(message: str) -> str:
+    """Return what aiohttp says of a request that it cannot read, without the bytes that it shows below an empty line.
+
+    They may be a part of a prompt, which nobody else is to see.
+    """
+    return message.partition("\n\n")[0].rstrip(":")
+
+
 class Paced(logging.Filter):
     """Lets one record pass in ten seconds, in one line and without a traceback, and tells how many it left out."""
 
@@ -30,7 +38,7 @@ class Paced(logging.Filter):
             self._left_out += 1
             return False
         error = record.exc_info[1] if record.exc_info else None
-        why = "" if error is None else ": " + " ".join(str(error).split())
+        why = "" if error is None else ": " + " ".join(without_data(str(error)).split())
         more = f" ({self._left_out} more since the last line)" if self._left_out else ""
         record.levelno, record.levelname = logging.WARNING, "WARNING"  # it is the client's mistake
         record.msg, record.args, record.exc_info = (record.getMessage() + why)[:LONGEST] + more, (), None

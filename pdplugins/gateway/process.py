@@ -34,6 +34,7 @@ from pdplugins.gateway.watchers import keep
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
+from pdplugins.runtime.decision_log import none_of_refused
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -142,7 +143,8 @@ def run(
     if access.reloads:
         signal.signal(signal.SIGHUP, lambda *_: None)  # one that comes while this starts ends nothing
     take_reloads()
-    uvloop.run(_until_signal(serve(), ending))
+    with none_of_refused(decision_log):
+        uvloop.run(_until_signal(serve(), ending))
 
 
 async def _begin(

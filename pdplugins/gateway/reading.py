@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pdplugins.gateway.errors import AnswersTooLongError
 
 UNKNOWN_TYPE = "application/octet-stream"
+LONGEST_TYPE = 200
+"""Characters of the type of an answer. Clients refuse a head with a long line."""
 
 
 class TooLongError(ValueError):
@@ -33,9 +35,38 @@ class Room:
         self._left += size
 
 
+class Hold:
+    """The room that one answer takes, which it gives back at the end."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """Take room for the next bytes. Raises AnswersTooLongError."""
+        self._room.take(size)
+        self._size += size
+
+    def give(self) -> None:
+        """Give all of it back."""
+        self._room.give(self._size)
+        self._size = 0
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give()
+
+
 def content_type(said: str) -> str:
     """Return the type that a worker gives its answer, if it can be told a client: a control character cannot."""
-    return said if said.isascii() and said.isprintable() else UNKNOWN_TYPE
+    return said if len(said) <= LONGEST_TYPE and said.isascii() and said.isprintable() else UNKNOWN_TYPE
+
+
+def is_json(data: bytes) -> bool:
+    """Tell whether an answer begins and ends as an object or a list does: to parse it would take long."""
+    return data[:1] in (b"{", b"[") and data.rstrip()[-1:] in (b"}", b"]")
 
 
 async def read_whole(readany: Callable[[], Awaitable[bytes]], most_bytes: int) -> bytes:

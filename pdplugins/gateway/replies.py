@@ -9,8 +9,10 @@ from time import time
 
 from aiohttp import HttpVersion11, hdrs, web
 
+from pdplugins.errors import one_line
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError, RefusedError
+from pdplugins.gateway.reading import is_json
 from pdplugins.redaction import redacted
 
 SERVER = "pdplugins"
@@ -162,9 +164,9 @@ class Reply:
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
         if self.response is None:
-            await self.whole(redacted_body(error.body), error.content_type, error.status)
+            await self.whole(*refusal(error), error.status)
         else:
-            await self.fail(GatewayError(error.status, redacted_body(error.body).decode(errors="replace")))
+            await self.fail(GatewayError(error.status, refusal(error)[0].decode(errors="replace")))
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client what went wrong, in its stream where that has begun."""
@@ -181,16 +183,21 @@ class Reply:
         return self._answer
 
 
-def redacted_body(body: bytes) -> bytes:
-    """Return what a worker said of a request, without a key that it may repeat.
+def refusal(error: RefusedError) -> tuple[bytes, str]:
+    """Return what a worker said of a request, without a key that it may repeat, and its type.
 
     A long one repeats the request, maybe several times, and to look through it would hold up all others. Its beginning
-    is passed on in OpenAI's form.
+    is passed on in OpenAI's form, and so is what is no JSON: clients can read nothing else.
     """
+    body = error.body
+    if len(body) <= LONGEST_REFUSAL and is_json(body):
+        return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"), error.content_type
+    said = redacted(body[:LONGEST_REFUSAL].decode(errors="replace"))
     if len(body) > LONGEST_REFUSAL:
-        beginning = redacted(body[:LONGEST_REFUSAL].decode(errors="replace"))[:SHOWN_OF_REFUSAL]
-        return _error(f"{beginning}…", "invalid_request_error", None, None)
-    return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        told = f"{said[:SHOWN_OF_REFUSAL]}…"
+    else:
+        told = one_line(said) or f"a worker refused the request with status {error.status}"
+    return _error(told, "invalid_request_error", None, error.status), "application/json"
 
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:

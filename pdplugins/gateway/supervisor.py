@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.errors import ConfigError, cannot_listen
 from pdplugins.gateway.share import Share
 
 log = logging.getLogger("pdplugins.gateway")
@@ -148,7 +148,7 @@ def supervise(count: int, host: str, port: int, *, reloads: bool = False) -> int
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise HostError when somebody else listens: processes of one user may share a port without knowing."""
+    """Raise HostError where nobody can listen, or somebody does: processes of a user may share a port unknowingly."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -156,5 +156,4 @@ def _check_free(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen()
     except (OSError, UnicodeError) as error:
-        why = one_line(getattr(error, "strerror", None) or error)
-        raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None
+        raise cannot_listen("gateway", host, port, error) from None

@@ -38,6 +38,17 @@ def test_a_name_that_looks_like_a_secret_spoils_no_line() -> None:
     assert (line["request"], line["model"]) == ("password: ***", "y', z")
 
 
+def test_no_request_takes_less_than_its_first_token() -> None:
+    """The clock of uvloop, with which aiohttp measures requests, counts whole milliseconds."""
+    said: list[str] = []
+    request = test_utils.make_mocked_request("POST", "/generate")
+    request[ACCOUNT] = Account("x", "y", stream=True, ttft_s=0.002094)
+    log = JsonAccessLogger(SimpleNamespace(info=said.append), "")
+    log.log(request, web.Response(), 0.002)
+    log.log(request, web.Response(), 0.003)
+    assert [json.loads(line)["took_s"] for line in said] == [0.002094, 0.003]
+
+
 def test_each_request_is_a_json_object(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "alice", admin=False)

@@ -200,7 +200,11 @@ def test_bodies_that_fill_the_room_together_come_to_an_end() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name not in BOOTSTRAP_FIELDS])
+ENCODERS = ("encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_router_hint")
+"""Where SGLang's servers ask for images that others encode, and for KV cache."""
+
+
+@pytest.mark.parametrize("name", sorted({*OURS, *ENCODERS} - {*BOOTSTRAP_FIELDS}))
 def test_who_is_paired_with_whom_is_not_up_to_a_client(name: str) -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pdplugins.gateway.books import LoadBook
+from pdplugins.gateway.books import MOST_BLOCKS, CachedBlocks, LoadBook
 from pdplugins.gateway.engines.sglang.protocol import dumps
 from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
 from pdplugins.types import Role, RoleChange, RoleMove
@@ -172,3 +172,12 @@ def test_a_first_token_has_no_gap_before_it() -> None:
     load.decode_starts(100)
     load.tokens(1, None, 0.0)
     assert (load.running_tokens, load.recent_tbt_s) == (101, None)
+
+
+def test_no_more_prefixes_are_kept_in_mind_than_a_kv_cache_can_have() -> None:
+    """Whatever a worker says of the size of its own."""
+    blocks = CachedBlocks()
+    blocks.add(range(MOST_BLOCKS + 1), 10**12)
+    assert 0 not in blocks
+    assert 1 in blocks
+    assert MOST_BLOCKS in blocks

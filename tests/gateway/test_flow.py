@@ -87,12 +87,18 @@ async def all_wait(flow: Steered, *rids: str) -> None:
 
 
 async def begin(it: Stand, flow: Steered, *rids: str, count: int = 9) -> list[asyncio.Task[list[int]]]:
-    """Ask for these one after the other; the first goes on, the others wait."""
-    tasks = []
+    """Ask for these one after the other; the first goes on, the others wait, even if it ends before all are there."""
+    tasks, usual = [], (flow.may_go, flow.hold_s)
+
+    def gone() -> int:
+        return len(flow.in_service) + len(flow.endings)
+
+    flow.may_go, flow.hold_s = lambda _, __: not gone(), 0.05
     for number, rid in enumerate(rids):
         tasks.append(asyncio.create_task(one(it, rid, count)))
         await all_wait(flow, *rids[1 : number + 1])
-        assert await settled(lambda: bool(flow.in_service))
+        assert await settled(gone)
+    flow.may_go, flow.hold_s = usual
     return tasks
 
 

@@ -61,6 +61,7 @@ ACTS = {
     "process.CUT_OFF_S": "test_process::test_a_policy_that_never_returns_does_not_keep_the_process",
     "clients.LEAST_IDLE_S": "test_clients::test_a_connection_that_has_just_been_opened_makes_no_way",
     "clients.MOST_REFUSED": "test_clients::test_those_that_are_refused_are_few_at_a_time",
+    "books.MOST_BLOCKS": "test_books::test_no_more_prefixes_are_kept_in_mind_than_a_kv_cache_can_have",
     "nesting.MOST_BRACKETS": "test_limits_act::test_brackets_are_gone_through_for_each_level_only_while_they_are_few",
     "nesting.MOST_MARKS": "test_limits_act::test_marks_are_not_counted_for_ever",
     "engines.sglang.engine.TEXTS_S": "test_seams::test_a_question_for_the_text_that_gets_no_answer",
@@ -71,6 +72,7 @@ ACTS = {
     "engines.sglang.upstream.LONGEST_WAIT_S": "test_retries::test_what_a_full_worker_says_of_later_is_passed_on",
     "engines.sglang.upstream.REST_S": "test_given_up::test_a_stream_that_does_not_end_after_its_last_event",
     "engines.sglang.connections.MOST_HEAD_BYTES": "test_connections::test_failures_are_errors_of_aiohttp",
+    "reading.LONGEST_TYPE": "test_odd_answers::test_a_type_that_no_head_can_hold_is_not_told",
     "replies.LONGEST_REFUSAL": "test_app::test_of_a_long_refusal_the_beginning_is_told",
     "engines.sglang.connections.MOST_UNREAD_BYTES": "test_connections::test_what_nobody_reads_stays_with_its_server",
     "retry.RESERVE_PER_S": "test_retries::test_the_budget_is_a_share_with_a_reserve",
@@ -118,7 +120,7 @@ def test_options_take_precedence_over_the_file() -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("head_s=0", r"gateway\.head_s: .*greater than 0"),
+        ("head_s=0", r"gateway\.head_s: .*above 0"),
         ("head_s=.inf", r"gateway\.head_s: .*finite"),
         ("max_requests=0", r"gateway\.max_requests"),
         ("retry_share=2", r"gateway\.retry_share"),

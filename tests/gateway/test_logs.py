@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 import pytest
@@ -34,6 +35,24 @@ def test_requests_that_are_no_http_make_one_line(caplog: pytest.LogCaptureFixtur
     assert "\n" not in record.getMessage()
     assert len(record.getMessage()) < 300
     assert "Content-Length" in record.getMessage()
+
+
+@pytest.mark.parametrize("listener", ["url", "admin_url"])
+def test_a_body_that_is_no_http_is_not_logged(listener: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a chunk with a wrong end the whole line before it was logged."""
+
+    async def run() -> bytes:
+        async with stand("dual") as it, sockets(getattr(it.gateway, listener)) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+            writer.write(b"Transfer-Encoding: chunked\r\n\r\n10\r\na secret prompt.XX")
+            return await ends(reader)
+
+    with caplog.at_level(logging.INFO):
+        said = asyncio.run(run())
+    (record,) = [record for record in caplog.records if record.name == HTTP_LOG.name]
+    assert record.getMessage().endswith("400, message: Expected LF after chunk data")
+    assert json.loads(said.rpartition(b"\r\n")[2])["error"]["message"] == "Expected LF after chunk data"
 
 
 def test_what_was_left_out_is_counted_in_the_next_line(

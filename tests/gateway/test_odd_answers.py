@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import ssl
 from itertools import pairwise
@@ -37,6 +38,7 @@ ODD = [
     {"meta_info": {"weight_versions": 5}},
     {"meta_info": {"weight_versions": [5]}},
     {"meta_info": {"weight_versions": [{"start": 0, "end": "9"}]}},
+    {"meta_info": {"weight_versions": [{"version": "w", "start": 0, "end": 1}] * 1001}},
     {"output_ids": 5, "meta_info": {}},
     {"text": [1], "meta_info": {}},
 ]
@@ -179,6 +181,21 @@ def test_a_whole_answer_that_is_none_is_asked_for_elsewhere(said: bytes, headers
     asyncio.run(run())
 
 
+def test_a_question_for_any_worker_is_not_answered_with_what_is_no_json() -> None:
+    async def run() -> None:
+        async with stand("unified", "unified") as it:
+            for worker in it.workers:
+                worker.says["/v1/models"] = b"<html>please log in</html>"
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                assert answer.status == 503
+            it.workers[0].says.clear()
+            for _ in range(8):
+                async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                    assert (await answer.json())["data"] == [{"id": "fake"}]
+
+    asyncio.run(run())
+
+
 def test_a_refusal_in_a_whole_answer_is_passed_on() -> None:
     async def run() -> None:
         async with stand("unified") as it:
@@ -192,13 +209,55 @@ def test_a_refusal_in_a_whole_answer_is_passed_on() -> None:
     asyncio.run(run())
 
 
+def test_a_refusal_that_is_compressed_is_asked_for_elsewhere() -> None:
+    async def run() -> None:
+        async with stand("unified", "unified") as it:
+            router = it.route(Fixed())
+            router.first = router.second = 0
+            faults = it.workers[0].faults
+            faults.times, faults.status, faults.headers = 1, 400, {"Content-Encoding": "gzip"}
+            faults.body = gzip.compress(b'{"error":{"message":"too long","code":400}}')
+            status, answer = await it.post("/generate", ask())
+            assert (status, answer["output_ids"]) == (200, answer_of(PROMPT, 9))
+            assert it.faults["worker_failed"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (b"", "a worker refused the request with status 404"),
+        (b"<p>no\r\nsuch page,\npassword=abc </p>", "<p>no such page, password=*** </p>"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/v1/models"])
+def test_a_refusal_that_is_no_json_is_told_in_openais_form(path: str, said: bytes, message: str) -> None:
+    async def run() -> None:
+        async with stand("unified") as it:
+            worker = it.workers[0]
+            worker.faults.times, worker.said_status[path], worker.says[path] = 1, 404, said
+            worker.said_types[path] = "text/html"
+            if path == "/generate":
+                request = it.client.post(it.gateway.url + path, json=ask())
+            else:
+                request = it.client.get(it.gateway.url + path)
+            async with request as answer:
+                assert (answer.status, answer.content_type) == (404, "application/json")
+                error = (await answer.json())["error"]
+            assert error == {"message": message, "type": "invalid_request_error", "param": None, "code": 404}
+
+    asyncio.run(run())
+
+
 def test_whole_answers_have_a_limit_together_and_give_their_room_back() -> None:
     """They take it until the client has taken them."""
 
     async def run() -> None:
         settings = patient(max_answers_mib=12, write_s=60)
         async with stand("unified", settings=settings) as it, sockets(it.gateway.url) as connect:
-            room = it.gateway.engine.upstream._room
+            room = it.gateway.engine.room
             it.workers[0].padding = "x" * 2**20
             reader, writer = await connect(4096)
             writer.write(message())
@@ -211,6 +270,34 @@ def test_whole_answers_have_a_limit_together_and_give_their_room_back() -> None:
             assert await settled(lambda: room._left == 12 * MIB)
             assert (await it.post("/generate", ask()))[0] == 200
             assert await settled(lambda: room._left == 12 * MIB)
+
+    asyncio.run(run())
+
+
+def test_the_answer_of_any_worker_has_room_and_time_as_every_whole_one() -> None:
+    """Clients that read slowly held as many as they liked, for as long as they liked."""
+    ask_models = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def run() -> None:
+        settings = patient(max_answers_mib=12, write_s=60)
+        async with stand("unified", settings=settings) as it, sockets(it.gateway.url) as connect:
+            room, admission = it.gateway.engine.room, it.gateway.admission
+            it.workers[0].says["/v1/models"] = b'{"x":"' + b"x" * 9 * MIB + b'"}'
+            _, writer = await connect(4096)
+            writer.write(ask_models)
+            assert await settled(lambda: room._left < 4 * MIB)
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                assert answer.status == 503
+                assert (await answer.json())["error"]["message"] == "the answers to all requests together are too long"
+            assert it.gateway.metrics._overloads.labels("answers")._value.get() == 1
+            assert admission.requests == 1
+            admission.serving.expire()  # as at the end of its time
+            assert await settled(lambda: room._left == 12 * MIB and not admission.requests)
+            async with it.client.get(it.gateway.url + "/v1/models/x") as answer:
+                assert answer.status == 404
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                assert len(await answer.read()) > 9 * MIB
+            assert await settled(lambda: room._left == 12 * MIB and not admission.requests)
 
     asyncio.run(run())
 
@@ -232,10 +319,14 @@ def test_a_whole_answer_has_a_limit() -> None:
 
 
 def test_a_type_that_no_head_can_hold_is_not_told() -> None:
-    """With a control character in it the answer would have no head at all."""
-    assert [content_type(said) for said in ("text/x; charset=utf-8", "a/b\x01", "a\r\nX: y", "ä")] == [
+    """With a control character in it the answer would have no head, and with a long one no client would read it."""
+    long = "a/" + "b" * 198
+    assert [
+        content_type(said) for said in ("text/x; charset=utf-8", long, f"{long}b", "a/b\x01", "a\r\nX: y", "ä")
+    ] == [
         "text/x; charset=utf-8",
-        *["application/octet-stream"] * 3,
+        long,
+        *["application/octet-stream"] * 4,
     ]
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +23,7 @@ from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
 from tests.gateway.rig import PROMPT, ask, config
 from tests.gateway.sockets import head, message, sockets
+from tests.programs import PDPLUGINS
 from tests.sockets import beyond_this_machine, listening
 
 pytestmark = pytest.mark.moderate
@@ -273,7 +273,7 @@ def test_a_signal_while_it_starts(number: signal.Signals, tmp_path: Path) -> Non
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            command = [sys.executable, "-c", "from pdplugins.cli import main; main()", "gateway", "--port", "0"]
+            command = [*PDPLUGINS, "gateway", "--port", "0"]
             command += ["--api-keys", str(keys), "--worker", url]
             log = tmp_path / "log"
             with log.open("w") as out:

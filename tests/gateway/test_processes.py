@@ -245,6 +245,11 @@ def test_a_port_that_another_gateway_shares_is_taken() -> None:
             supervise(2, "127.0.0.1", other.getsockname()[1])
 
 
+def test_processes_do_not_begin_on_an_address_of_another_machine() -> None:
+    with pytest.raises(HostError, match=r"^gateway: cannot listen on 192\.0\.2\.1:8000 .*no address of this machine"):
+        supervise(2, "192.0.2.1", 8000)
+
+
 def script(folder: Path, body: str) -> list[str]:
     """A process that notes its starts in `folder`, and then does as it is told."""
     path = folder / "script.py"
@@ -317,9 +322,9 @@ def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_dies_twice_in_a_row_ends_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one lived long enough; those after it die at once, and start later each time."""
-    monkeypatch.setattr(supervisor, "YOUNG_S", 0.5)
+    monkeypatch.setattr(supervisor, "YOUNG_S", 2.0)  # on a busy machine a process takes a second to begin
     monkeypatch.setattr(supervisor, "AGAIN_S", 0.01)
-    body = "if index == 1: time.sleep(60)\nif len(noted.read_text()) == 1: time.sleep(0.8)\nsys.exit(1)\n"
+    body = "if index == 1: time.sleep(60)\nif len(noted.read_text()) == 1: time.sleep(2.2)\nsys.exit(1)\n"
     began = supervisor.Supervisor(script(tmp_path, body), 2)
     look, pauses = began._look, list[float]()
 

@@ -149,10 +149,10 @@ def test_a_model_is_found_by_its_name() -> None:
                         assert (said["error"]["type"], said["error"]["param"]) == ("invalid_request_error", "model")
                     else:
                         assert said == {"id": "fake"}
-            for odd in (b"[]", b"{", b'{"data": 3}', b'{"data": [3, null]}', b'{"data": {"id": "fake"}}'):
+            for odd in (b"{", b"[]", b'{"data": 3}', b'{"data": [3, null]}', b'{"data": {"id": "fake"}}'):
                 it.workers[0].says["/v1/models"] = it.workers[1].says["/v1/models"] = odd
                 async with it.client.get(f"{it.gateway.url}/v1/models/fake") as answer:
-                    assert answer.status == 404
+                    assert answer.status == (503 if odd == b"{" else 404)
             assert it.faults["gateway_error"] == 0
 
     asyncio.run(run())

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.access.api_keys import ApiKeys, new_key
 from pdplugins.gateway.access.worker_keys import WorkerKey, WorkerKeys
+from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from tests.gateway.access.rig import ADMIN, KEY, bearer, status_of, with_key, workers
-from tests.gateway.rig import ask, over, stand
+from tests.gateway.rig import ask, config, over, stand
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/tokenize"])
@@ -44,6 +46,28 @@ def test_json_may_say_its_charset(kind: str) -> None:
                 it.gateway.url + "/generate", data=body, headers={"Content-Type": kind}
             ) as answer:
                 assert answer.status == 200
+
+    asyncio.run(run())
+
+
+def test_no_type_of_a_body_takes_long_or_is_a_fault_of_the_gateway() -> None:
+    """Each of these semicolons took half a second of the loop, and the brackets were answered with 500."""
+
+    async def run() -> None:
+        async with stand("unified") as it:
+            began_s = time.process_time()
+            for kind, status in [
+                *((f"application/json{';' * (8_000 - number)}", 200) for number in range(8)),
+                (f"text/plain;{'(' * 8_000}", 415),
+                ("(" * 8_000, 415),
+                ("application/json (", 415),
+                ("text/plain; application/json", 415),
+            ]:
+                body, headers = json.dumps(ask(count=1)).encode(), {"Content-Type": kind}
+                async with it.client.post(it.gateway.url + "/generate", data=body, headers=headers) as answer:
+                    assert answer.status == status, await answer.read()
+            assert time.process_time() - began_s < 2.0
+            assert it.faults["gateway_error"] == 0
 
     asyncio.run(run())
 
@@ -108,6 +132,16 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_stays() -> None:
                 async with stand("unified", access=Access(admin_port=port)):
                     pass
             await it.workers[0].stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_one_line_and_no_matter_of_ports(host: str) -> None:
+    async def run() -> None:
+        gateway = Gateway(config(), [])
+        with pytest.raises(HostError, match=f"^gateway: cannot listen on {host}:0 .*{host} is no address of this mach"):
+            await gateway.start(host)
 
     asyncio.run(run())
 

@@ -50,6 +50,7 @@ class SglangEngine:
         self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool, tls: ssl.SSLContext
     ) -> None:
         self.upstream = Upstream(settings, tls)
+        self.room = self.upstream.room
         self._legs = Legs(self.upstream, settings)
         self._session = session
         self._settings = settings

@@ -25,9 +25,10 @@ PROMPTS = ("prompt", "input_ids", "text")
 OURS = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
     *("disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank", "decode_tp_size", "http_worker_ipc"),
+    *("encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_router_hint"),
     "priority",
 )
-"""Fields that say who is paired with whom, and what goes first. The gateway decides that, not a client."""
+"""Fields that say who is paired with whom, whom a server asks, and what goes first. A client decides none of that."""
 OPAQUE = ("messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 """Fields that the gateway passes on and never reads."""
 KNOWN = (

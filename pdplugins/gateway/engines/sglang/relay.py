@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from pdplugins.gateway.backends import Backend
@@ -26,7 +26,7 @@ from pdplugins.gateway.engines.sglang.protocol import (
     meta_of,
     whole,
 )
-from pdplugins.gateway.engines.sglang.seams import BROKEN, Seam
+from pdplugins.gateway.engines.sglang.seams import BROKEN, MOST_TOKENS, Seam
 from pdplugins.gateway.engines.sglang.upstream import Answer
 from pdplugins.gateway.errors import WorkerFailedError
 
@@ -102,9 +102,10 @@ class Relay:
         kept = told = 0
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
-        while piece := (await answer.piece()).replace(own, given):
+        most = answer.most_bytes // len(given)
+        while piece := (await answer.piece()).replace(own, given, most):
             if convert is not None:
-                piece = convert(piece)
+                piece = self._bounded(convert(piece))
             if not self._part or (self._incremental and piece != DONE_EVENT):
                 self._part.append(piece)
                 kept += len(piece)
@@ -177,10 +178,14 @@ class Relay:
         return sum(found) // (self._call.answers if name == "prompt_tokens" else 1)
 
     async def _close(self, seam: Seam, answer: Answer) -> None:
-        """Find the text at which this worker goes on, if its tokens so far tell it."""
+        """Find the text at which this worker goes on, if its tokens so far tell it.
+
+        That reads all that it has said anew. So a worker whose events hold no tokens is not waited for.
+        """
         said = self._events()
         new = _ids_of(said if self._incremental else said[-1:])
-        between = await seam.close(new, partial(self._texts, answer.backend), last=_ended(said))
+        last = _ended(said) or len(self._part) >= 2 * MOST_TOKENS
+        between = await seam.close(new, partial(self._texts, answer.backend), last=last)
         if between is not None:
             self._text += between
             self._owed = between + self._owed
@@ -214,13 +219,30 @@ class Relay:
         if not piece.startswith(EVENT_START):
             data = self._generated(piece)
             return piece if data is None else dumps(self._whole(data))
-        out = b""
-        for event in events(piece):
-            if event == DONE:
-                out += b"" if self._head and not self._ends() else DONE_EVENT
-            elif (data := self._generated(event)) is not None:
-                out += EVENT_START + dumps(self._whole(data)) + EVENT_END
-        return out
+        said = [DONE_EVENT if event == DONE else self._generated(event) for event in events(piece)]
+        every = [event for event in said if event is not None]
+        if not self._incremental:  # each one holds all so far, so the last one before the end is enough
+            every = [event for event, then in pairwise([*every, DONE_EVENT]) if DONE_EVENT in (event, then)]
+        return self._bounded(map(self._rewritten_event, every))
+
+    def _rewritten_event(self, said: dict[str, Any] | bytes) -> bytes:
+        if isinstance(said, bytes):
+            return b"" if self._head and not self._ends() else said
+        return EVENT_START + dumps(self._whole(said)) + EVENT_END
+
+    def _bounded(self, parts: Iterable[bytes]) -> bytes:
+        """Return the events of a piece in another form, in which each one may be as long as all so far.
+
+        Raises WorkerFailedError for more than a whole answer may have.
+        """
+        assert self._answer is not None  # noqa: S101 - it has said this
+        left, kept = self._answer.most_bytes, list[bytes]()
+        for part in parts:
+            left -= len(part)
+            if left < 0:
+                raise WorkerFailedError(self._answer.backend.id, "an answer that does not end")
+            kept.append(part)
+        return b"".join(kept)
 
     def _whole(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return an event as if one worker had said all so far."""

@@ -27,7 +27,7 @@ from pdplugins.gateway.errors import (
     said,
     shortage,
 )
-from pdplugins.gateway.reading import Room, TooLongError, read_whole
+from pdplugins.gateway.reading import Hold, Room, TooLongError, is_json, read_whole
 from pdplugins.limits import MIB, GatewayConfig
 
 ABORT_S = 5.0
@@ -92,7 +92,7 @@ class Answer:
             self._first = await self._events("the stream ended before the first token")
             return
         self._first = data = await read_all(self.backend, self.response, self.most_bytes, room)
-        if not protocol.is_json(data):
+        if not is_json(data):
             raise WorkerFailedError(self.backend.id, "an answer that is no JSON" if data else "an empty answer")
         if data.startswith(protocol.ERROR):
             refuse(self.backend, protocol.EVENT_START + data)
@@ -184,7 +184,8 @@ class Upstream:
         self._connections = Connections(settings.connect_s, tls)
         self._most_bytes = settings.max_answer_mib * MIB
         self._settings = settings
-        self._room = Room(settings.max_answers_mib * MIB)
+        self.room = Room(settings.max_answers_mib * MIB)
+        """Of all whole answers."""
         self._background: set[asyncio.Task[Any]] = set()
 
     async def post(
@@ -225,28 +226,30 @@ class Upstream:
         answer = Answer(backend, response, rid, self._most_bytes, single=single, counted=counted, silent=silent)
         if answer.stream != call.stream:
             raise WorkerFailedError(backend.id, f"an answer of the type {answer.content_type[:80]!r}")
-        await answer.begin(self._room)
+        await answer.begin(self.room)
         return answer
 
     async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, body, headers, stream=True)
-        data = await read_all(backend, response, self._most_bytes, self._room)
+        data = await read_all(backend, response, self._most_bytes, self.room)
         refuse(backend, data)
         return data
 
     async def _refused(self, backend: Backend, response: Response) -> None:
-        body = await read_all(backend, response, self._most_bytes, self._room)
+        body = await read_all(backend, response, self._most_bytes, self.room)
         if response.status in FULL:
             raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
             why = f"status {response.status}: {body[:200].decode(errors='replace')}"
             raise WorkerFailedError(backend.id, why, told=True)
+        if response.encoded:
+            raise WorkerFailedError(backend.id, f"status {response.status}, and why is compressed")
         raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
         """Finish with an answer; one that has not come to its end is aborted."""
-        self._room.give(answer.held_bytes)
+        self.room.give(answer.held_bytes)
         if answer.ended:
             if not answer.response.ended:  # the client has all of it, and waits for nothing
                 self.background(answer.rest())
@@ -265,7 +268,7 @@ class Upstream:
             async with asyncio.timeout(ABORT_S):
                 body, headers = protocol.dumps({"rid": rid}), backend.key.admin_headers
                 response = await self._connections.post(backend.url, protocol.ABORT, body, headers, ABORT_S)
-                await read_to_end(response, MIB, self._room)
+                await read_to_end(response, MIB, self.room)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; `settle` waits for it."""
@@ -298,7 +301,7 @@ class Upstream:
     async def ask(self, backend: Backend, path: str, data: Any) -> bytes:
         """Post JSON and return what comes back. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, protocol.dumps(data), {}, stream=True)
-        return await read_all(backend, response, self._most_bytes, self._room)
+        return await read_all(backend, response, self._most_bytes, self.room)
 
 
 async def read(backend: Backend, response: Response) -> bytes:
@@ -322,22 +325,18 @@ async def read_all(backend: Backend, response: Response, most_bytes: int, room: 
 
 async def read_to_end(response: Response, most_bytes: int, room: Room) -> bytes:
     """Return the whole answer, or give it up. It takes room while it comes."""
-    taken = 0
+    with Hold(room) as hold:
 
-    async def more() -> bytes:
-        nonlocal taken
-        part = await response.readany()
-        room.take(len(part))
-        taken += len(part)
-        return part
+        async def more() -> bytes:
+            part = await response.readany()
+            hold.take(len(part))
+            return part
 
-    try:
-        return await read_whole(more, most_bytes)
-    except BaseException:
-        response.close()
-        raise
-    finally:
-        room.give(taken)
+        try:
+            return await read_whole(more, most_bytes)
+        except BaseException:
+            response.close()
+            raise
 
 
 def retry_after(header: str | None) -> float | None:
