@@ -35,6 +35,7 @@ def build_deployment(config: Config, registry: Registry | None = None) -> Deploy
         max_batch=wanted.max_batch,
         kv_tokens=wanted.kv_tokens,
         any_role=config.any_role,
+        mixed_steps=wanted.mixed_steps,
     )
     for role, tp in ((Role.PREFILL, deployment.prefill_tp), (Role.DECODE, deployment.decode_tp)):
         if tp not in perf.tp_sizes(role):

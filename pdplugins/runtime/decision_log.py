@@ -5,7 +5,7 @@ which names the kind of policy and the decision's number within its kind; a gap 
 Runs append to the same file; one process writes it. A file that has grown to its limit becomes ``FILE.1``, and the run
 goes on in a new file whose header repeats the run's. Numbers are written so that they read back exactly; a number that
 is not finite is written the way Python's json does (``NaN``, ``Infinity``). A line torn by a crash is closed by the
-next run and skipped by readers. `pdplugins.runtime.decision_reader` reads all this, and schema 1 too.
+next run and skipped by readers. `pdplugins.runtime.decision_reader` reads all this.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +26,13 @@ import pdplugins
 from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import ScalePlan
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, PdpluginsError
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.records import answer_data, exact, seen_data
 
 SCHEMA = 2
+_HEADER = b'{"schema":'
+"""How the first line of a run begins."""
 MOST_BYTES = 256 * 2**20
 """Size at which a log is moved to ``FILE.1``, unless told otherwise."""
 
@@ -153,6 +155,45 @@ class DecisionLog:
     def _now(self) -> str:
         seconds, rest = divmod(self._clock(), 1)
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(rest * 1000):03d}Z"
+
+
+@contextmanager
+def none_of_refused(path: Path | None) -> Iterator[None]:
+    """Leave the log at `path` as it was before a run that is refused before its first decision is kept.
+
+    A host opens its log before it knows that it can serve: before it listens, or builds what takes the journal.
+    """
+    before = None if path is None else _size(led_to(path))
+    try:
+        yield
+    except PdpluginsError:
+        if path is not None:
+            with suppress(OSError):
+                _take_back(led_to(path), before)
+        raise
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a file; None where there is none."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return None
+
+
+def _take_back(path: Path, before: int | None) -> None:
+    """Remove the header that alone was written to a log whose size was `before`; None if the log was not there."""
+    if not path.is_file():  # a pipe or a device keeps what it got
+        return
+    with path.open("rb+") as file:
+        file.seek(before or 0)
+        line = file.readline()
+        header = file.readline() if line == b"\n" else line  # a torn line was closed first
+        if not header.startswith(_HEADER) or file.read(1):
+            return
+        if before is None:
+            path.unlink()
+        else:
+            file.truncate(before)
 
 
 def led_to(path: Path) -> Path:

@@ -1,13 +1,14 @@
-"""Reads decision logs of schema 1 (planners only) and 2."""
+"""Reads decision logs."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -116,9 +117,8 @@ def read(path: Path) -> list[Run]:
     """Read every run of a decision log and of its old part. Raises ConfigError, naming the line, when it is not one."""
     if is_folder(path):
         raise ConfigError(f"{path}: is a folder; name a decision log in it")
-    older = old_part(led_to(path))
-    runs = _read_part(older) if is_file(older) else []
-    for run in _read_part(path):
+    runs: list[Run] = []
+    for run in _read_parts(path):
         same = runs and run.header.get("continued") and runs[-1].header.get("run") == run.header.get("run")
         if same:
             runs[-1].entries.extend(run.entries)
@@ -140,10 +140,24 @@ def view_from(data: Mapping[str, Any]) -> PlannerView:
     )
 
 
-def _read_part(path: Path) -> list[Run]:
+def _read_parts(path: Path) -> list[Run]:
+    """Read the old part of a log, if there is one, and the log itself.
+
+    Both are open before either is read: that takes a while, and the log may become the old part meanwhile.
+    """
+    older = old_part(led_to(path))
+    with _open(path) as new:
+        if not is_file(older):
+            return _read_part(path, new)
+        with _open(older) as old:
+            moved = os.path.sameopenfile(new.fileno(), old.fileno())
+            return [*([] if moved else _read_part(older, old)), *_read_part(path, new)]
+
+
+def _read_part(path: Path, file: BinaryIO) -> list[Run]:
     runs: list[Run] = []
     torn: int | None = None
-    for number, line in _lines(path):
+    for number, line in _lines(path, file):
         data, where = _object(line), f"{path}:{number}"
         if data is None:
             torn = torn or number
@@ -160,16 +174,26 @@ def _read_part(path: Path) -> list[Run]:
     return runs
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}; {_NAME_ONE}")
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line)."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), 1):
-                if len(line) > MOST_LINE_BYTES:
-                    raise ConfigError(f"{path}:{number}: longer than any line of a decision log")
-                yield number, line
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), 1):
+            if len(line) > MOST_LINE_BYTES:
+                raise ConfigError(f"{path}:{number}: longer than any line of a decision log")
+            yield number, line
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {_NAME_ONE}") from None
+        raise _unreadable(path, error) from None
 
 
 def _header(data: dict[str, Any], where: str) -> dict[str, Any]:

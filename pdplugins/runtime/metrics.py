@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import HostError, one_line
+from pdplugins.errors import cannot_listen, one_line
 from pdplugins.runtime.decision import Fault
 
 SLOW_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -134,14 +134,11 @@ class Metrics(Collector):
         return family
 
     def serve(self, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-        """Serve ``/metrics`` on `port`; returns what stops it. Raises HostError when the port is taken, or none."""
+        """Serve ``/metrics`` on `port`; returns what stops it. Raises HostError when it cannot listen."""
         try:
             server, thread = start_http_server(port, host, self.registry)
         except (OSError, OverflowError, UnicodeError) as error:
-            why = one_line(getattr(error, "strerror", None) or error)
-            raise HostError(
-                f"{self.kind} metrics: cannot listen on {host}:{port} ({why}); choose another port"
-            ) from None
+            raise cannot_listen(f"{self.kind} metrics", host, port, error) from None
         handler: Any = server.RequestHandlerClass  # each connection has a thread, for as long as nobody closes it
         server.RequestHandlerClass = type("Handler", (handler,), {"timeout": READ_S})
 

@@ -19,7 +19,7 @@ from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Eager, Planner, PlannerView, ScalePlan
-from pdplugins.contracts.workers import Pool
+from pdplugins.contracts.workers import Pool, WorkerLoad
 from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
@@ -34,6 +34,8 @@ STALE_INTERVALS = 3.0
 """Planner intervals without traffic metrics after which the last plan holds."""
 SHORTEST_WAIT_S = 0.1
 """A planner that is eager is looked at no more often than this, in seconds."""
+_LOAD_FIELDS = tuple((field.name, field.default) for field in fields(WorkerLoad) if field.name != "worker")
+"""The numbers of a load, with their defaults; those whose default is None need not be there."""
 
 
 class SafePlanner(SafePolicy[Planner]):
@@ -302,5 +304,6 @@ def _pool_numbers(role: str, pool: Pool) -> Iterator[tuple[str, float]]:
     for name in ("ready", "starting", "draining"):
         yield f"{role}.{name}", getattr(pool, name)
     for load in pool.loads:
-        for name in ("queued_requests", "queued_tokens", "running_requests", "running_tokens"):
-            yield f"{role} worker {load.worker} {name}", getattr(load, name)
+        for name, default in _LOAD_FIELDS:
+            if (value := getattr(load, name)) is not None or default is not None:
+                yield f"{role} worker {load.worker} {name}", value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 
 from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, HostError
 from pdplugins.runtime.decision import Decision, Fault
-from pdplugins.runtime.decision_log import DecisionLog
+from pdplugins.runtime.decision_log import DecisionLog, none_of_refused
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.explain import explain
 from pdplugins.runtime.replaying import verified
@@ -114,7 +115,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
         ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schema 2"),
         ("hello\n" * 1001, ":1: not a line of a decision log; name a decision log"),
         ('{"schema": 2}\n' + "hello\n" * 2000, ":2: not a line of a decision log; name a decision log"),
-        ('{"schema": 2}\n{"at": 1}\n', r":2: not a line of a decision log \(kind: Field required"),
+        ('{"schema": 2}\n{"at": 1}\n', r":2: not a line of a decision log \(kind: must be given"),
         ('{"schema": 2}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
         ('{"at": 1}\n', ":1: not a line of a decision log; name a decision log, as --decision-log FILE writes it"),
     ],
@@ -167,6 +168,35 @@ def test_two_files_are_all_that_is_kept_and_what_is_lost_is_told(
     assert run.entries[-1].number == 500
     same, lines = verified(path)
     assert (same, lines) == (True, ["run 1: not verified, decision 1 is not in the log"])
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_log_that_is_moved_while_it_is_read_has_no_gap(
+    tmp_path: Path, config: Config, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    """A large one takes a minute to read. It is moved once so many of its files have been opened."""
+    path, numbers, real, opens = tmp_path / "d", itertools.count(1), Path.open, []
+
+    def write_until_moved() -> None:
+        before = path.stat().st_ino
+        while path.stat().st_ino == before:
+            log.write(planned(START), {"view": None}, next(numbers))
+
+    def opening(one: Path, mode: str, **more: Any) -> Any:
+        file = real(one, mode, **more)
+        if mode == "rb":
+            opens.append(one)
+            if len(opens) == when:
+                write_until_moved()
+        return file
+
+    with DecisionLog(path, config, deployment, START, most_bytes=8000) as log:
+        write_until_moved()
+        monkeypatch.setattr(Path, "open", opening)
+        (run,) = read(path)
+    seen = [entry.number for entry in run.entries]
+    assert seen == list(range(seen[0], seen[-1] + 1))
+    assert len(opens) == 2
 
 
 def test_a_file_that_cannot_be_moved_stops_growing_and_goes_on_later(
@@ -232,6 +262,48 @@ def test_standard_output_is_no_decision_log(
     with pytest.raises(ConfigError, match="moved when it is full; name a file"):
         DecisionLog(Path("-"), config, deployment)
     assert list(tmp_path.iterdir()) == []
+
+
+def ended(path: Path, config: Config, deployment: Deployment, error: BaseException, decisions: int = 0) -> None:
+    """Let a run of a host end by an error, after so many decisions."""
+    with none_of_refused(path), opened(path, config, deployment) as log:
+        for _ in range(decisions):
+            log.write(planned(START), {"view": None})
+        raise error
+
+
+@pytest.mark.parametrize("before", [None, b"", b'{"schema":2}\n{"kind"', b'{"schema":2}\n'])
+def test_a_run_that_is_refused_leaves_the_log_as_it_was(
+    tmp_path: Path, config: Config, deployment: Deployment, before: bytes | None
+) -> None:
+    path = tmp_path / "d"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(HostError, match="no port"):
+        ended(path, config, deployment, HostError("no port"))
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_what_was_decided_before_an_error_stays_in_the_log(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    with pytest.raises(HostError, match="no worker"):
+        ended(tmp_path / "d", config, deployment, HostError("no worker"), decisions=1)
+    assert len(read(tmp_path / "d")[0].entries) == 1
+
+
+def test_a_run_that_is_interrupted_before_its_first_decision_keeps_its_header(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ended(tmp_path / "d", config, deployment, KeyboardInterrupt())
+    assert len(read(tmp_path / "d")) == 1
+
+
+@pytest.mark.parametrize("path", [None, Path("/dev/null"), Path("/no/such/folder/d")])
+def test_a_refused_run_without_a_file_of_its_own_is_only_refused(path: Path | None) -> None:
+    with pytest.raises(HostError, match="no port"), none_of_refused(path):
+        raise HostError("no port")
 
 
 def test_a_run_whose_beginning_is_lost_is_not_told_to_begin_anew(

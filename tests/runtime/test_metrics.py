@@ -34,6 +34,12 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
+def test_an_address_of_another_machine_is_one_line() -> None:
+    said = r"^planner metrics: cannot listen on 192\.0\.2\.1:0 \(.*\); 192\.0\.2\.1 is no address of this machine"
+    with pytest.raises(HostError, match=said):
+        Metrics(Kind.PLANNER, CollectorRegistry()).serve(0, "192.0.2.1")
+
+
 def test_a_client_of_the_metrics_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdplugins.runtime.metrics.READ_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +190,11 @@ def test_traffic_that_is_not_numbers_holds_and_names_the_field(deployment: Deplo
     assert f"traffic.{field} is {value}" in decision.answer.reason
 
 
-def test_a_load_that_is_not_a_number_holds(deployment: Deployment) -> None:
-    pool = Pool(1, loads=(WorkerLoad("w7", queued_tokens=math.nan),))
+@pytest.mark.parametrize("name", [field.name for field in fields(WorkerLoad) if field.name != "worker"])
+def test_a_load_that_is_not_a_number_holds(deployment: Deployment, name: str) -> None:
+    pool = Pool(1, loads=(replace(WorkerLoad("w7"), **{name: math.nan}),))
     decision = safe(deployment).decide(PlannerView(0.0, Traffic(5.0, 5.0), pool, Pool(1)))
-    assert "prefill worker w7 queued_tokens is nan" in decision.answer.reason
+    assert f"prefill worker w7 {name} is nan" in decision.answer.reason
 
 
 @pytest.mark.parametrize("ready", [None, "7", 10**400], ids=["nothing", "a text", "a huge number"])

@@ -10,13 +10,11 @@ from statistics import mean
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from pdplugins import config as configs
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
-from pdplugins.runtime import commands, shadows
+from pdplugins.runtime import shadows
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.estimates import PlacementEstimate, attainment, waits_longer
@@ -26,6 +24,7 @@ from pdplugins.sim.run.simulate import simulate
 from pdplugins.testing import worker
 from pdplugins.types import Placement, PlannerView, Pool, Request, Role, ScalePlan, Traffic
 from pdplugins.workloads.trace import TraceRequest
+from tests.runtime.decision_logs import explained
 
 CONFIG = {
     "deployment": {"profile": "h100/llama-3.1-8b", "gpu_budget": 8, "prefill": {"tp": 1}, "decode": {"tp": 1}},
@@ -67,14 +66,6 @@ def routed(name: str, followed: str, shadow: str, prompt: int = 2000) -> tuple[K
             "followed": other,
         },
     )
-
-
-def explained(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    commands.pd_register_commands(app)
-    done = CliRunner().invoke(app, ["explain", *arguments])
-    return done.exit_code, done.output
 
 
 def test_a_router_is_told_by_agreement_and_estimated_times(tmp_path: Path) -> None:

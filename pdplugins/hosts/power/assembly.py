@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from pdplugins.config import Config, NodeConfig, settings_of
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.power import Device, DeviceError, DeviceFault, PowerBackend
+from pdplugins.contracts.power import Device, DeviceError, PowerBackend
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, HostError, one_line
-from pdplugins.power.calls import Call, DeviceThreads
+from pdplugins.power.calls import LIST_S, DeviceThreads, finished
 from pdplugins.power.node import Patience, PowerNode
 from pdplugins.power.saved import SavedCaps
 from pdplugins.registry import default_registry
-
-T = TypeVar("T")
 
 FIRST_CALLS = 10
 """Patience with the first calls to a driver, in multiples of ``node.call_s``: one that was just loaded is slow."""
@@ -85,7 +82,12 @@ def _found(wanted: NodeConfig) -> Equipment:
     threads = DeviceThreads()
     within_s = FIRST_CALLS * wanted.call_s
     backend: PowerBackend = finished(threads("", lambda: registration.factory(settings)), within_s)
-    return Equipment(backend, tuple(finished(threads("", backend.devices), within_s)), threads)
+    return Equipment(backend, listed(backend, threads, within_s + LIST_S), threads)
+
+
+def listed(backend: PowerBackend, threads: DeviceThreads, within_s: float) -> tuple[Device, ...]:
+    """Return every device that can be read. Raises DeviceError when the driver does not list them in time."""
+    return tuple(finished(threads("", backend.devices), within_s, late="it does not list its GPUs"))
 
 
 def unreadable(backend: PowerBackend) -> Mapping[str, DeviceError]:
@@ -108,18 +110,6 @@ def check_readable(uuids: Collection[str], found: Collection[str], broken: Mappi
             there = ", ".join(found) or "none"
             rest = "".join(f"; {error}" for error in broken.values())
             raise ConfigError(f"node.gpus: there is no {one_line(uuid)} here; there are {there}{rest}")
-
-
-def finished(call: Call[T], within_s: float) -> T:
-    """Wait for a call to a driver. Raises DeviceError when it takes too long, or what the call raised."""
-    until_s = time.monotonic() + within_s
-    while not call.done:
-        if time.monotonic() > until_s:
-            raise DeviceError("", DeviceFault.TIMEOUT, f"no answer within {within_s:g} s")
-        time.sleep(0.002)
-    if call.error is not None:
-        raise call.error
-    return call.value  # type: ignore[return-value]
 
 
 def patience(wanted: NodeConfig) -> Patience:

@@ -20,6 +20,7 @@ from pdplugins.contracts.power import Device, DeviceError, Reading
 from pdplugins.errors import ConfigError, HostError, shown
 from pdplugins.files import check_apart
 from pdplugins.hosts.power import assembly, daemon
+from pdplugins.power.calls import each_finished
 from pdplugins.power.node import GRAIN_W, PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps, saved_caps
 from pdplugins.runtime.decision_log import outputs_of
@@ -306,14 +307,8 @@ def _readings(
     equipment: assembly.Equipment, devices: Sequence[Device], within_s: float
 ) -> dict[str, Reading | DeviceError]:
     """Read some devices at once. Return what each one tells, or what is wrong with it."""
-    calls = {one.uuid: equipment.threads(one.uuid, partial(equipment.backend.read, one.uuid)) for one in devices}
-    told: dict[str, Reading | DeviceError] = {}
-    for uuid, call in calls.items():
-        try:
-            told[uuid] = assembly.finished(call, within_s)
-        except DeviceError as error:
-            told[uuid] = error
-    return told
+    works = {one.uuid: partial(equipment.backend.read, one.uuid) for one in devices}
+    return each_finished(equipment.threads, works, within_s)
 
 
 def _row(device: Device, told: Reading | DeviceError, before_w: float | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from pdplugins.contracts.workers import Pool, Role
 from pdplugins.errors import ConfigError, HostError, PdpluginsError
 from pdplugins.hosts.power import assembly
 from pdplugins.hosts.power.beside import Frontend, Gateway, Watch
+from pdplugins.hosts.power.kept import KeptRoles
 from pdplugins.hosts.power.loop import PowerLoop
 from pdplugins.hosts.power.metrics import NodeMetrics
 from pdplugins.hosts.power.roles import (
@@ -33,6 +33,7 @@ from pdplugins.hosts.power.roles import (
     command_step,
     role_switch_step,
 )
+from pdplugins.power.calls import finished
 from pdplugins.power.node import PowerNode, nearest_w
 from pdplugins.power.saved import SavedCaps
 from pdplugins.processes.ending import end_within
@@ -40,6 +41,7 @@ from pdplugins.processes.keys import read_secret
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.decision_log import none_of_refused
 from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import build_policies
@@ -66,22 +68,41 @@ class Options:
     decision_log: Path | None = None
 
 
+@dataclass(slots=True)
+class Asked:
+    """What signals have asked for. No events: a handler may find the main thread inside of one, holding its lock."""
+
+    stop: bool = False
+    reload: bool = False
+
+
+def heed(within_s: float) -> Asked:
+    """Note signals from now on. The first that asks for the end gives this process so many seconds for it.
+
+    Call it before the first change: a signal that comes while the caps of a killed process are put right ends nothing.
+    """
+    asked = Asked()
+
+    def end(*_: object) -> None:
+        asked.stop = True
+        end_within(within_s)
+
+    def reload(*_: object) -> None:
+        asked.reload = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    signal.signal(signal.SIGHUP, reload)
+    return asked
+
+
 def run(options: Options) -> None:
     """Keep a node within its budget until SIGTERM or SIGINT. Raises PdpluginsError."""
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     config = load(find(options.config))
-    stop, reload = threading.Event(), threading.Event()
-
-    def end(*_: object) -> None:
-        stop.set()
-        end_within(config.node.restore_s + 10.0)
-
-    # Before the first change: a signal that comes while the caps of a killed process are put right ends no earlier.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    signal.signal(signal.SIGHUP, lambda *_: reload.set())
-    with ExitStack() as stack:
+    asked = heed(config.node.restore_s + 10.0)
+    with none_of_refused(options.decision_log), ExitStack() as stack:
         equipment = assembly.equip(config.node)
         seats = check(config, equipment)
         deployment = build_deployment(config)
@@ -97,7 +118,8 @@ def run(options: Options) -> None:
         journal = build_journal(config, deployment, decision_log=log_to, metrics=[policy_metrics], shadow=shadow)
         stack.callback(journal.close)
         node = assembly.build_node(config, equipment, saved)
-        watch, roles = build_beside(config, seats, build_controller(config, deployment).interval_s)
+        kept = KeptRoles(config.node.state, seats, [device.uuid for device in equipment.devices])
+        watch, roles = build_beside(config, seats, kept, build_controller(config, deployment).interval_s)
         controller = build_safe(config, deployment, journal)
         loop = PowerLoop(
             node, seats, roles, watch, controller, metrics, stale_s=config.node.stale_s, shadow=options.shadow
@@ -107,7 +129,7 @@ def run(options: Options) -> None:
             "%s %s %d GPUs within %g W", config.power and config.power.name, mode, len(node.gpus), node.caps.budget_w
         )
         try:
-            keep(loop, node, stop, lambda: _reload(options, config, loop, node, journal, reload))
+            keep(loop, node, asked, lambda: _reload(options, config, loop, node, journal, asked))
         finally:
             try:
                 roles.close(ROLES_S)
@@ -116,10 +138,10 @@ def run(options: Options) -> None:
                     give_back(node, saved, config.node.restore_s)
 
 
-def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Callable[[], None]) -> None:
-    """Step until `stop`. Raises HostError when a GPU does not tell its cap at the start, or no cap can be set."""
+def keep(loop: PowerLoop, node: PowerNode, asked: Asked, between: Callable[[], None]) -> None:
+    """Step until asked to stop. Raises HostError when a GPU tells no cap at the start, or no cap can be set."""
     begun_s = time.monotonic()
-    while not stop.is_set():
+    while not asked.stop:
         now_s = time.monotonic()
         loop.step(now_s)
         if not node.ready and now_s - begun_s > START_S:
@@ -128,7 +150,7 @@ def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Calla
         if (refusal := forbidden(node)) is not None:
             raise HostError(refusal)
         between()
-        stop.wait(PAUSE_S)
+        time.sleep(PAUSE_S)
 
 
 def forbidden(node: PowerNode) -> str | None:
@@ -178,7 +200,7 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
         return
     backend, threads, within_s = equipment.backend, equipment.threads, START_S
     left: dict[str, float] = {}
-    present = {device.uuid: device for device in assembly.finished(threads("", backend.devices), within_s)}
+    present = {device.uuid: device for device in assembly.listed(backend, threads, within_s)}
     for uuid, watts in others.items():
         if uuid not in present:
             why = assembly.unreadable(backend).get(uuid, "it is not there any more")
@@ -188,7 +210,7 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
         back_w = nearest_w(present[uuid], config.node.floor_w, watts)
         _tell_moved(uuid, watts, back_w)
         try:
-            assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, back_w)), within_s)
+            finished(threads(uuid, partial(backend.set_cap_w, uuid, back_w)), within_s, uuid)
         except DeviceError as error:
             log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, error)
             left[uuid] = watts
@@ -250,7 +272,9 @@ def build_safe(config: Config, deployment: Deployment, journal: Journal) -> Safe
     return SafePowerController(controller, deployment, budget_w=assembly.budget_w(config), journal=journal)
 
 
-def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: float) -> tuple[Watch | None, Roles]:
+def build_beside(
+    config: Config, seats: tuple[assembly.Seat, ...], kept: KeptRoles, interval_s: float
+) -> tuple[Watch | None, Roles]:
     """Return who tells, and who changes roles. Raises ConfigError for an address that is none."""
     wanted = config.node
     key = _key(wanted)
@@ -264,9 +288,9 @@ def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: f
     elif wanted.beside == "dynamo":
         watch = Watch(Frontend(wanted.url or ""), interval_s)
     if wanted.actuator == "command":
-        roles = ActedRoles(seats, command_step(wanted.command, wanted.drain_s), wanted.drain_s)
+        roles = ActedRoles(kept.seats(), command_step(wanted.command, wanted.drain_s), wanted.drain_s, kept.keep)
     elif wanted.actuator == "role_switch":
-        roles = ActedRoles(seats, role_switch_step(key, wanted.graph_gb), wanted.drain_s)
+        roles = ActedRoles(kept.seats(), role_switch_step(key, wanted.graph_gb), wanted.drain_s, kept.keep)
     return watch, roles or FixedRoles(seats)
 
 
@@ -282,12 +306,12 @@ def _reload(
     loop: PowerLoop,
     node: PowerNode,
     journal: StandardJournal,
-    wanted: threading.Event,
+    asked: Asked,
 ) -> None:
     """Read the config again, if that is wanted: the policy, its settings, the SLOs and the budget."""
-    if not wanted.is_set():
+    if not asked.reload:
         return
-    wanted.clear()
+    asked.reload = False
     try:
         new, controller, budget_w = _reread(options, config, node, journal)
     except PdpluginsError as error:

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Protocol
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.roles import RoleChange, RoleMove
+from pdplugins.contracts.roles import RoleChange, RoleMove, Stage
 from pdplugins.contracts.workers import Capabilities, Role
 from pdplugins.errors import one_line
 from pdplugins.hosts.power.assembly import Seat
@@ -137,10 +137,18 @@ class ActedRoles:
 
     :param step: does the steps; each runs in a thread of its worker.
     :param drain_s: time in which a worker must drain.
+    :param keep: is told the roles of all workers after each change. Does not raise.
     """
 
-    def __init__(self, seats: Sequence[Seat], step: Step, drain_s: float) -> None:
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        step: Step,
+        drain_s: float,
+        keep: Callable[[Mapping[str, Role]], None] = lambda _: None,
+    ) -> None:
         self._step = step
+        self._keep = keep
         self._threads = DeviceThreads()
         self._calls: dict[str, list[tuple[str, Call[None]]]] = {}
         self._again_s: dict[str, float] = {}
@@ -201,8 +209,10 @@ class ActedRoles:
             log.warning("the step '%s' has not ended in %g s; see that it is done", step, within_s)
 
     def on_role_change(self, change: RoleChange) -> None:
-        """Log a change."""
+        """Log a change, and note what came of it."""
         self.stages[change.stage] += 1
+        if change.stage is Stage.DONE:
+            self._keep({member.id: member.role for member in self._authority.roster.members.values()})
         log.info("%s from %s to %s: %s %s", change.worker, change.before, change.role, change.stage, change.reason)
 
     def _begin(self, what: str, worker: str, role: Role) -> None:
@@ -269,6 +279,7 @@ def command_step(command: Sequence[str], within_s: float) -> Step:
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 check=False,
+                process_group=0,  # Ctrl-C reaches only this process, which lets a change end and undoes a drain
                 timeout=max(within_s, CHANGE_S) if what == "change" else within_s,
             )
             if done.returncode:

@@ -24,24 +24,29 @@ from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import Tally, one_line
 
+MOST_PAUSE_S = 1.0
+"""A longer pause between two steps is no work of the engine's: somebody has paused it, or changed its weights."""
 Asked = Callable[[str], Terms | None]
 
 
 class BatchHooks:
     """Asks a batch scheduler before each prefill step of SGLang, and tells it how long the steps took.
 
-    :param build: makes one scheduler; the queue of each role has its own.
+    :param build: makes one scheduler, from whether the engine mixes prefill and decode in one step. The queue of each
+        role has its own.
     :param clock: seconds, the clock of SGLang's own time stamps.
     :param asked: what a request asks for itself, by its name; None where it asks for nothing.
     :param journal: opens where decisions are written, at the first step; None for nowhere.
+    :param burst: prefill steps in a row while requests decode; None where something else bounds them.
     """
 
     def __init__(
         self,
-        build: Callable[[], BatchScheduler],
+        build: Callable[[bool], BatchScheduler],
         clock: Callable[[], float] = time.perf_counter,
         asked: Asked = lambda name: None,
         journal: Callable[[], Journal | None] = lambda: None,
+        burst: int | None = None,
     ) -> None:
         self._build = build
         self._journal = journal
@@ -49,12 +54,17 @@ class BatchHooks:
         self._schedulers: dict[str, SafeBatchScheduler | None] = {}
         """By role; None where it cannot be built, which leaves SGLang its own steps."""
         self._clock = clock
+        self._burst = burst
+        self._in_a_row = 0
+        """Prefill steps since the last one with decodes."""
         self._asked = asked
-        self._launched: deque[Launched | None] = deque()
+        self._run: deque[tuple[Launched | None, float | None]] = deque()
+        """Steps whose results are not there yet, and when they ended, where that is known."""
         self._inside = False
         """Whether a step is being launched."""
         self._gaps = Gaps()
-        self._completed_s = 0.0
+        self._ended_s = 0.0
+        """When the last step ended."""
         self._waits: dict[str, tuple[float, list[str]]] = {}
         """By role: until when an idle engine waits for more requests than these."""
 
@@ -67,7 +77,9 @@ class BatchHooks:
         }
 
     def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-        """Compose the prefill of the next step within the policy's plan."""
+        """Compose the prefill of the next step within the policy's plan, if it is not the turn of those that decode."""
+        if self._burst is not None and self._in_a_row >= self._burst and decodes(running_batch):
+            return no_prefill(running_batch)
         view = view_of(scheduler, running_batch, self._asked)
         if not view.queue:
             return original(scheduler, running_batch)
@@ -85,7 +97,7 @@ class BatchHooks:
         until_s, known = self._waits.get(role, (0.0, []))
         if now_s < until_s and running_batch.is_empty() and waiting_ids(view) == known:
             return BatchPlan({})
-        policy = self._scheduler(role)
+        policy = self._scheduler(role, mixes=bool(scheduler.is_mixed_chunk))
         plan = None if policy is None else policy.next_batch(view, now_s)
         if plan is None or paged_tokens(plan, view, scheduler.page_size):
             return plan
@@ -93,11 +105,13 @@ class BatchHooks:
         stuck = running_batch.is_empty() and not plan.wait_s
         return None if stuck else BatchPlan({})
 
-    def _scheduler(self, role: str) -> SafeBatchScheduler | None:
+    def _scheduler(self, role: str, *, mixes: bool) -> SafeBatchScheduler | None:
         if role not in self._schedulers:
             self._schedulers[role] = None
             try:
-                self._schedulers[role] = SafeBatchScheduler(self._build(), journal=self._journal(), tally=self._tally)
+                self._schedulers[role] = SafeBatchScheduler(
+                    self._build(mixes), journal=self._journal(), tally=self._tally
+                )
             except Exception as error:
                 self._tally.fault(Fault.POLICY_ERROR, f"it cannot be built: {one_line(error)}", error)
         return self._schedulers[role]
@@ -106,29 +120,34 @@ class BatchHooks:
         """Note what a step runs before it is launched."""
         if self._inside:  # SGLang runs another batch within this one; only the outer one has results
             return original(scheduler, batch, *more, **keywords)
-        self._launched.append(launched(batch, scheduler.running_batch.reqs, self._clock()))
+        step = launched(batch, scheduler, self._clock())
+        if step is not None:
+            self._in_a_row = self._in_a_row + 1 if step.delays else 0
         self._inside = True
         try:
             return original(scheduler, batch, *more, **keywords)
         finally:
             self._inside = False
+            self._run.append((step, self._clock() if scheduler.device == "cpu" else None))
 
     def completed(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
         """Let the policy learn from a step once its results are there.
 
-        Steps run one after the other, so one takes from its launch, or from the end of the step before when it was
-        launched earlier (overlap scheduling), until its results are processed. A launch alone says nothing: on a GPU
-        it returns before the step has run. Steps that delay decodes count with the decode step after them.
+        Steps run one after the other, so one takes from the end of the step before until its results are processed, or
+        from its launch where the engine has idled. On a GPU the launch alone says nothing: it returns before the step
+        has run. On a CPU it returns when the step has ended, and the results wait until the next step has run too.
+        Steps that delay decodes count with the decode step after them.
         """
         done = original(scheduler, batch, result)
-        now_s = self._clock()
-        step = self._launched.popleft() if self._launched else None
+        step, ended_s = self._run.popleft() if self._run else (None, None)
+        now_s = self._clock() if ended_s is None else ended_s
         if step is not None:
-            took_s = now_s - max(step.launched_s, self._completed_s)
+            follows = step.follows and step.launched_s - self._ended_s <= MOST_PAUSE_S
+            took_s = now_s - (self._ended_s if follows else max(step.launched_s, self._ended_s))
             for whole, whole_s in self._gaps.ended(step, took_s):
                 for policy in filter(None, self._schedulers.values()):
                     policy.on_step(whole.view, whole.plan, whole_s)
-        self._completed_s = now_s
+        self._ended_s = now_s
         return done
 
 
@@ -141,6 +160,11 @@ def view_of(scheduler: Any, running_batch: Any, asked: Asked) -> BatchView:
     terms = (asked(request.rid) for request in running)
     tpots = tuple(one.tpot_s for one in terms if one is not None and one.tpot_s is not None)
     return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running), tpots)
+
+
+def decodes(running_batch: Any) -> bool:
+    """Tell whether some request decodes: scoring and embedding end with their prefill, though they are listed here."""
+    return not (running_batch.is_empty() or running_batch.is_prefill_only)
 
 
 def waiting_ids(view: BatchView) -> list[str]:

@@ -33,7 +33,12 @@ class Inquiries:
         if thread is None:
             thread = threading.Thread(target=self._ask, args=(original, manager, address), daemon=True)
             self._threads[address] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # SGLang's next try is a second later
+                del self._threads[address]
+                log.warning("pdplugins: this machine has no thread to ask %s: %s", address, error)
+                return False
             thread.join(PATIENCE_S)  # only once: many silent addresses would stop the engine for as many of these
         return address in manager.prefill_info_table
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.config import Config, find, load
+from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.errors import PdpluginsError
 from pdplugins.files import check_outputs
 from pdplugins.gateway.terms import carried_by
@@ -18,7 +19,7 @@ from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.hooking import Hook, HookInstaller, broken_seams, chained
 from pdplugins.hosts.sglang.limits import refused_ranks
-from pdplugins.hosts.sglang.names import CHECK_ARGUMENTS
+from pdplugins.hosts.sglang.names import CHECK_ARGUMENTS, SCHEDULER
 from pdplugins.resources import DECISION_LOG_VARIABLE
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.journal import StandardJournal, build_journal
@@ -46,11 +47,13 @@ def install(name: str) -> None:
             installer.refuse("; ".join(broken))
             return
         hooks: dict[str, Hook] = {}
-        if (build := _policies(config).batch_scheduler()) is not None:
-            build()  # what cannot be built is refused now, not at the first prompt
+        if (build := batch_schedulers(config)) is not None:
+            build(config.deployment.mixed_steps)  # what cannot be built is refused now, not at the first prompt
             asked = lru_cache(MOST_KNOWN)(partial(carried_by, config=config.terms))
-            hooks = BatchHooks(build, asked=asked, journal=journal_of(config)).hooks()
+            burst = None if config.sglang.dual_role else config.sglang.prefill_burst
+            hooks = BatchHooks(build, asked=asked, journal=journal_of(config), burst=burst).hooks()
             hooks[CHECK_ARGUMENTS] = checked_ranks(installer)
+            hooks[SCHEDULER + "init_disaggregation"] = checked_engine(installer)
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
@@ -63,16 +66,55 @@ def install(name: str) -> None:
         installer.refuse(f"{type(error).__name__}: {error}")
 
 
+def batch_schedulers(config: Config) -> Callable[[bool], BatchScheduler] | None:
+    """Return what makes a batch scheduler, from whether prefill shares steps with decodes; None when none is picked.
+
+    Raises ConfigError.
+    """
+
+    @cache
+    def of(mixes: bool) -> Callable[[], BatchScheduler] | None:
+        deployment = config.deployment.model_copy(update={"mixed_steps": mixes})
+        return _policies(config.model_copy(update={"deployment": deployment})).batch_scheduler()
+
+    said = config.deployment.mixed_steps
+    if (usual := of(said)) is None:
+        return None
+
+    def build(mixes: bool) -> BatchScheduler:
+        if mixes is not said:
+            does = "shares steps" if mixes else "never shares a step"
+            log.info("pdplugins: prefill %s with decodes here, unlike deployment.mixed_steps; steps fit that", does)
+        return (of(mixes) or usual)()
+
+    return build
+
+
 def checked_ranks(installer: HookInstaller) -> Hook:
     """Return the hook that refuses a batch scheduler on ranks that it does not decide for."""
 
     def check(original: Callable[..., Any], arguments: Any) -> Any:
         result = original(arguments)
-        if reasons := list(refused_ranks(arguments)):
-            installer.refuse("; ".join(reasons))
+        _refuse_ranks(installer, arguments)
         return result
 
     return check
+
+
+def checked_engine(installer: HookInstaller) -> Hook:
+    """Return the hook that does so where an engine starts: in a process of its own, which checks no options."""
+
+    def check(original: Callable[..., Any], scheduler: Any) -> Any:
+        result = original(scheduler)
+        _refuse_ranks(installer, scheduler.server_args)
+        return result
+
+    return check
+
+
+def _refuse_ranks(installer: HookInstaller, arguments: Any) -> None:
+    if reasons := list(refused_ranks(arguments)):
+        installer.refuse("; ".join(reasons))
 
 
 def wanted(config: Config) -> list[str]:

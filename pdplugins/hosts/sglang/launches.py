@@ -27,6 +27,8 @@ class Launched:
     launched_s: float
     delays: bool = False
     """Whether requests decode that are not in it."""
+    follows: bool = False
+    """Whether the engine has not idled since the step before."""
 
 
 class Gaps:
@@ -51,13 +53,11 @@ class Gaps:
             yield step, took_s
 
 
-def launched(batch: Any, running: Sequence[Any], now_s: float) -> Launched | None:
-    """Return what `batch` runs; None when it is neither prefill nor decode.
-
-    :param running: the requests that decode, in this step or not.
-    """
+def launched(batch: Any, scheduler: Any, now_s: float) -> Launched | None:
+    """Return what `batch` runs; None when it is neither prefill nor decode."""
+    follows = scheduler.last_batch is not None
     if batch.forward_mode.is_decode():
-        return Launched(_decodes(batch.reqs, ()), BatchPlan({}), now_s)
+        return Launched(_decodes(batch.reqs, ()), BatchPlan({}), now_s, follows=follows)
     if not batch.forward_mode.is_extend():
         return None
     decoding = batch.decoding_reqs or []
@@ -68,7 +68,8 @@ def launched(batch: Any, running: Sequence[Any], now_s: float) -> Launched | Non
         for request, tokens, done in chunks
     )
     plan = BatchPlan({request.rid: tokens for request, tokens, _ in chunks})
-    return Launched(_decodes(decoding, waiting), plan, now_s, delays=bool(running) and not decoding)
+    delays = bool(scheduler.running_batch.reqs) and not decoding
+    return Launched(_decodes(decoding, waiting), plan, now_s, delays, follows)
 
 
 def joined(first: Launched, second: Launched) -> Launched:

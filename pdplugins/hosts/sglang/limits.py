@@ -82,6 +82,9 @@ MODEL_LIMITS = (
 RANK_LIMITS = (
     Limit("pp_size", ONE, "each of its ranks would compose another step"),
     Limit("attn_cp_size", ONE, "each of its ranks would compose another step"),
+    Limit(
+        "enable_prefill_delayer", OFF, "its ranks wait for each other in each step, also for one that prefills nothing"
+    ),
 )
 """What a batch scheduler cannot do: it decides for all ranks that are tensor parallel, and for no others."""
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.fetching import fetch
 from pdplugins.runtime.planner import build_safe_planner
 from tests.hosts.dynamo.hostile import NONSENSE, SLOW, server
+from tests.programs import PDPLUGINS
 
 pytestmark = pytest.mark.dynamo
 
@@ -63,7 +63,7 @@ def test_the_external_planner_answers_and_ends_while_its_frontend_trickles(tmp_p
     with server(SLOW["trickles headers"]) as url:
         command = ["planner", "--listen", f"unix://{socket}", "--frontend-url", url]
         process = subprocess.Popen(
-            [sys.executable, "-c", "from pdplugins.cli import main; main()", *command],
+            [*PDPLUGINS, *command],
             env={**os.environ, "http_proxy": "http://127.0.0.1:9"},
             stderr=subprocess.DEVNULL,
         )

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
 from pdplugins.testing import planner_view
+from tests.programs import PDPLUGINS
 
 pytestmark = pytest.mark.dynamo
 
@@ -130,6 +130,40 @@ def test_a_planner_that_forgot_us_is_told_again(config: Config, gateway: str, st
         await planner.stop()
 
     asyncio.run(story())
+
+
+def test_a_planner_that_is_busy_keeps_us(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's stands still while it waits for Prometheus. Registered again in its tick, it would decide without us."""
+    monkeypatch.setattr(external, "CALL_S", 0.2)
+    calls = []
+
+    class Registry(pbg.PluginRegistryServicer):
+        async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+            calls.append("register")
+            return pb.RegisterResponse(accepted=True)
+
+        async def Heartbeat(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+            calls.append("heartbeat")
+            if calls.count("heartbeat") in (2, 3):
+                await asyncio.sleep(60)
+            return pb.HeartbeatResponse(ok=True)
+
+        async def Unregister(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+            calls.append(request.reason)
+            return pb.UnregisterResponse(ok=True)
+
+    async def story() -> None:
+        server = grpc.aio.server()
+        pbg.add_PluginRegistryServicer_to_server(Registry(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with plugin(config, f"grpc://127.0.0.1:{port}"), asyncio.timeout(30):
+            while calls.count("heartbeat") < 5:
+                await asyncio.sleep(0.01)
+        await server.stop(0)
+
+    asyncio.run(story())
+    assert [call for call in calls if call != "heartbeat"] == ["register", "graceful_shutdown"]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +293,20 @@ def test_a_reset_goes_on_from_what_was_learned_and_a_bad_config_changes_nothing(
     service.proposer.close()
 
 
+def test_a_reset_whose_signals_have_no_folder_begins_no_run_in_the_log(tmp_path: Path) -> None:
+    """The planner that goes on is still in the run before."""
+    config, log = tmp_path / "c.yaml", tmp_path / "log.jsonl"
+    config.write_text("planner: dopd\n")
+    options = external.Options(config=str(config), listen="127.0.0.1:0", decision_log=log)
+    service = external.ProposeService(lambda: external.build(options))
+    config.write_text(f"planner: dopd\nsignals: {{folder: {config}}}\n")
+    with pytest.raises(ConfigError, match=r"signals\.folder"):
+        asyncio.run(service.Reset(pb.ResetRequest(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")))
+    service.proposer._planner.decide(planner_view(5.0, 20.0))
+    service.proposer.close()
+    assert [len(run.entries) for run in read(log)] == [1]
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_stranger_may_call_nothing(config: Config, call: str) -> None:
     """With a key, only who has it may; with networks, only who is in one; and the planner keeps what it knows."""
@@ -317,7 +365,7 @@ def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
         service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
         await external.serve(service, listen=listen, gateway=gateway, stop=asyncio.Event())
 
-    with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1:1; give a free --listen"):
+    with pytest.raises(HostError, match=r"^--listen: cannot listen on 192\.0\.2\.1:1 .* no address of this machine"):
         asyncio.run(story("192.0.2.1:1", "unix:///x"))
 
     async def beside_another_planner() -> None:
@@ -396,12 +444,11 @@ def command(config_data: dict[str, Any], tmp_path: Path, gateway: str) -> Iterat
     (tmp_path / "c.yaml").write_text(json.dumps({**config_data, "planner": "dopd", "deployment": {"gpu_budget": 16}}))
     running: list[subprocess.Popen[str]] = []
     options = ["--config", f"{tmp_path}/c.yaml", "--listen", "127.0.0.1:0", "--gateway", gateway]
-    code = "from pdplugins.cli import main; main()"
 
     def start() -> subprocess.Popen[str]:
         running.append(
             subprocess.Popen(
-                [sys.executable, "-c", code, "planner", *options, "--decision-log", f"{tmp_path}/d.jsonl"],
+                [*PDPLUGINS, "planner", *options, "--decision-log", f"{tmp_path}/d.jsonl"],
                 env={**os.environ, "PDPLUGINS_TOKEN": "s3cret-token"},
                 stderr=subprocess.PIPE,
                 text=True,
@@ -449,11 +496,8 @@ def test_killed_it_leaves_the_planner_holding_and_a_new_process_takes_over(
 def alone(*options: str) -> subprocess.Popen[str]:
     """Start `pdplugins planner` with its standard error going to us, whatever the environment says of logs."""
     words = ["planner", "--listen", "127.0.0.1:0", *options]
-    code = "from pdplugins.cli import main; main()"
     env = {key: value for key, value in os.environ.items() if key != "DYN_SDK_DISABLE_ANSI_LOGGING"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, env={**env, "DYN_LOG": "info"}
-    )
+    return subprocess.Popen([*PDPLUGINS, *words], stderr=subprocess.PIPE, text=True, env={**env, "DYN_LOG": "info"})
 
 
 def test_a_gateway_that_cannot_be_is_refused_before_anything_listens() -> None:

@@ -84,16 +84,16 @@ def test_the_second_moment_comes_from_the_buckets_and_the_hit_rate_from_cached_t
     assert traffic.isl_tokens == 525
     assert traffic.isl_sq_tokens == pytest.approx((100**2 / 3 + 1000**2 + 100**2 / 3) / 2)
     assert traffic.prefix_hit_rate == 0.25
-    assert (traffic.osl_sq_tokens, traffic.local_share) == (None, None)
+    assert traffic.local_share is None
 
 
 def test_an_estimate_of_the_second_moment_keeps_the_mean_that_is_known() -> None:
     """All samples in one bucket: the variance is that of the bucket, moved to the mean."""
-    metrics = frontend(IDLE, buckets("output_sequence_tokens", {"200": 10, "+Inf": 10}, 1500))
+    metrics = frontend(IDLE, buckets("input_sequence_tokens", {"200": 10, "+Inf": 10}, 1500))
     metrics.collect()
     traffic = metrics.collect()
     assert traffic is not None
-    assert traffic.osl_sq_tokens == pytest.approx(200**2 / 3 * 1.5**2)
+    assert traffic.isl_sq_tokens == pytest.approx(200**2 / 3 * 1.5**2)
 
 
 def test_a_pause_is_zero_requests_of_unknown_length() -> None:
@@ -116,6 +116,17 @@ def test_a_restarted_frontend_is_unknown_for_one_window() -> None:
     traffic = metrics.collect()
     assert traffic is not None
     assert traffic.requests == 6.0
+
+
+@pytest.mark.parametrize("model", [None, "Tiny70B"])
+def test_so_is_one_that_has_counted_more_since_its_restart(model: str | None) -> None:
+    """As early in its life, or where another frontend answers at the same address."""
+    one, other = (f'dynamo_component_uptime_seconds{{worker_id="{name}"}} 9\n' for name in "ab")
+    metrics = frontend(page(10, 8) + one, page(30, 9) + other, page(50, 29) + other, model=model)
+    assert [metrics.collect(), metrics.collect()] == [None, None]
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert (traffic.requests, traffic.isl_tokens) == (20.0, 1000.0)
 
 
 def test_the_page_of_another_server_is_not_taken_for_no_traffic() -> None:

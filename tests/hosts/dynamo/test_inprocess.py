@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import itertools
 import json
@@ -19,6 +20,7 @@ from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
 from pdplugins.runtime.shadows import as_data
+from pdplugins.runtime.signals import SignalBoard
 
 Start = Callable[..., Any]
 pytestmark = pytest.mark.dynamo
@@ -134,6 +136,21 @@ def test_a_planner_of_this_process_decides_as_it_is(stock: Start, config_data: d
     safe = build_safe_planner(parse(config_data))
     planner = stock({"planner": safe})
     assert planner.tick(25) == (3, 2) == (safe.last.prefill, safe.last.decode)
+
+
+def test_it_takes_its_signals_back_when_the_process_ends(
+    stock: Start, config_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher closes the planner itself. The next stack in the same folder would hear what this one forecast."""
+    at_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_end.append)
+    folder = tmp_path / "signals"
+    planner = stock({"planner": build_safe_planner(parse(config_data)), "board": SignalBoard(folder)})
+    planner.tick(25)
+    assert len(list(folder.iterdir())) == 1
+    for end in at_end:
+        end()
+    assert not list(folder.iterdir())
 
 
 def test_a_tick_that_comes_too_often_is_said_once(

@@ -62,7 +62,7 @@ def test_every_program_variable_and_metric_is_listed(code: dict[Path, ast.AST]) 
                 assert text in listed, f"{path}: program {text}"
             if ENV.fullmatch(text):
                 assert text in names("env"), f"{path}: environment variable {text}"
-            if re.fullmatch(r"dynamo_frontend_[a-z_]+", text):
+            if re.fullmatch(r"dynamo_(frontend|component)_[a-z_]+", text):
                 assert text in names("metric"), f"{path}: metric {text}"
 
 

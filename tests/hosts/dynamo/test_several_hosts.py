@@ -10,12 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.rig import cluster
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "several_hosts.py"
@@ -45,15 +45,10 @@ def test_nothing_remains_of_a_script_that_is_killed(hosts: None, tmp_path: Path)
     ready = tmp_path / "ready"
     inside = f"ip netns add one; ip netns exec one sleep {mark} & touch {ready}; sleep {mark}"
     process = subprocess.Popen([*cluster.isolated(), "sh", "-c", f"mount -t tmpfs none /run; {inside}"])
-    deadline_s = time.monotonic() + 30
-    while not ready.exists() or len(alive(f"sleep {mark}")) < 3:  # the shell's own has it too
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    assert until(lambda: ready.exists() and len(alive(f"sleep {mark}")) >= 3, 30)  # the shell's own has it too
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while alive(f"sleep {mark}"):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    assert until(lambda: not alive(f"sleep {mark}"), 30)
     assert not Path("/run/netns/one").exists()
 
 

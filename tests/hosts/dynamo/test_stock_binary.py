@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pdplugins.processes.ports import free_ports
 from pdplugins.runtime import explain as explaining
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.replaying import verify
@@ -57,11 +57,6 @@ class Page(BaseHTTPRequestHandler):
         pass
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def frontend_url() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
@@ -76,7 +71,7 @@ def frontend_url() -> Iterator[str]:
 @pytest.fixture
 def stack_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """etcd, and an environment for Dynamo that points to it."""
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     urls = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
     cluster = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
     etcd = subprocess.Popen(
@@ -102,8 +97,9 @@ def stack_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.fixture
 def metrics_port(planner_data: dict[str, Any]) -> int:
     """The port of the planner's own metrics."""
-    planner_data["metric_reporting_prometheus_port"] = free_port()
-    return int(planner_data["metric_reporting_prometheus_port"])
+    (port,) = free_ports(1)
+    planner_data["metric_reporting_prometheus_port"] = port
+    return port
 
 
 @pytest.fixture

@@ -53,15 +53,19 @@ class Engine:
     def __init__(self, policy: Policy, *waiting: Any, chunk: int | None = 8192, mixed: bool = False) -> None:
         self.policy = policy
         self.now_s = 10.0
-        self.hooks = BatchHooks(lambda: policy, lambda: self.now_s)
+        self.hooks = BatchHooks(lambda mixes: policy, lambda: self.now_s)
         self.waiting_queue = list(waiting)
         self.chunked_prefill_size = chunk
         self.chunked_req: Any = None
         self.is_mixed_chunk = mixed
         self.page_size = 1
         self.attn_tp_group: Any = SimpleNamespace(world_size=1)
+        self.device = "cuda"
+        self.last_batch: Any = None
         self.disaggregation_mode = "null"
-        self.running = self.running_batch = SimpleNamespace(reqs=[], is_empty=lambda: not self.running.reqs)
+        self.running = self.running_batch = SimpleNamespace(
+            reqs=[], is_empty=lambda: not self.running.reqs, is_prefill_only=False
+        )
         self.saw: tuple[list[str], int | None] | None = None
 
     def step(self, takes: int = 99) -> Any:
@@ -95,7 +99,7 @@ def test_a_batch_that_runs_within_another_one_has_no_results_of_its_own() -> Non
     for _ in range(100):
         assert engine.hooks.run(nested, engine, batch) == "inner"
         engine.hooks.completed(lambda *_: None, engine, batch, None)
-    assert not engine.hooks._launched
+    assert not engine.hooks._run
 
 
 def test_sglang_sees_what_was_chosen_in_the_order_of_the_plan() -> None:
@@ -141,7 +145,7 @@ def test_the_policy_sees_the_chunk_in_progress_first_and_what_is_done_of_it() ->
 def test_the_policy_sees_what_a_request_asks_for_itself() -> None:
     asked = {"a": Terms(priority=1, ttft_s=0.5), "big": Terms(weight=2.0)}
     engine = Engine(Policy(BatchPlan({})), req("a", 10), req("b", 10))
-    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, asked.get)
+    engine.hooks = BatchHooks(lambda mixes: engine.policy, lambda: 10.0, asked.get)
     engine.chunked_req = req("big", 1000, cached=600)
     engine.step()
     (view,) = engine.policy.views
@@ -153,7 +157,7 @@ def test_what_was_decided_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(DECISION_LOG_VARIABLE, str(tmp_path / "engine.jsonl"))
     config = Config.model_validate({"batch_scheduler": "dynaserve", "decision_log": {"sample": 1}})
     engine = Engine(Policy(BatchPlan({"a": 10}, reason="it is the oldest")), req("a", 10))
-    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, journal=journal_of(config))
+    engine.hooks = BatchHooks(lambda mixes: engine.policy, lambda: 10.0, journal=journal_of(config))
     assert list(tmp_path.iterdir()) == []
     engine.step()
     (log,) = tmp_path.iterdir()
@@ -184,7 +188,7 @@ def test_an_engine_that_cannot_log_serves(tmp_path: Path, monkeypatch: pytest.Mo
     journal = journal_of(config)
     (folder / f"engine-{os.getpid()}.jsonl").mkdir()
     engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
-    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, journal=journal)
+    engine.hooks = BatchHooks(lambda mixes: engine.policy, lambda: 10.0, journal=journal)
     assert engine.step() == "composed"
 
 
@@ -231,7 +235,7 @@ def test_a_policy_that_raises_leaves_the_engine_its_own_way(caplog: pytest.LogCa
 def test_a_policy_that_cannot_be_built_leaves_the_engine_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(Policy(BatchPlan({})), req("a", 10))
 
-    def build() -> Policy:
+    def build(mixes: bool) -> Policy:
         raise ValueError("oops")
 
     engine.hooks = BatchHooks(build, lambda: 10.0)
@@ -250,9 +254,15 @@ def batch(
     )
 
 
-def run(engine: Engine, one: Any, at_s: float) -> None:
+def run(engine: Engine, one: Any, at_s: float, until_s: float | None = None) -> None:
+    """Run a batch from `at_s` on. The call returns at once, as on a GPU, or at `until_s`."""
+
+    def original(scheduler: Any, batch: Any) -> None:
+        engine.now_s = at_s if until_s is None else until_s
+
     engine.now_s = at_s
-    engine.hooks.run(lambda s, b: None, engine, one)
+    engine.hooks.run(original, engine, one)
+    engine.last_batch = one
 
 
 def complete(engine: Engine, one: Any, at_s: float) -> None:
@@ -281,11 +291,84 @@ def test_a_step_takes_until_its_results_are_there_not_until_it_is_launched() -> 
     assert then_s == pytest.approx(0.2)
 
 
-def decoding() -> Engine:
+def test_on_a_cpu_a_step_ends_when_its_call_returns() -> None:
+    """Its results wait there until the next step has run too."""
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.device = "cpu"
+    engine.step()
+    first, second = batch("decode", req("d", 70)), batch("decode", req("d", 71))
+    run(engine, first, 20.0, 20.2)
+    run(engine, second, 20.3, 20.9)
+    complete(engine, first, 20.91)
+    complete(engine, second, 21.5)
+    assert [pytest.approx(took_s) for _, _, took_s in engine.policy.steps] == [0.2, 0.7]
+
+
+def test_the_pause_before_a_step_counts_unless_the_engine_idles() -> None:
+    """For the requests that decode, the engine's own work between two steps is part of the time between tokens."""
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.step()
+    for begin_s, end_s in ((20.0, 20.1), (20.13, 20.2)):
+        ran(engine, batch("decode", req("d", 70)), begin_s, end_s)
+    assert [pytest.approx(took_s) for _, _, took_s in engine.policy.steps] == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(("burst", "composed"), [(None, 3), (1, 1), (2, 2)])
+def test_prompts_leave_a_step_to_those_that_decode(burst: int | None, composed: int) -> None:
+    """A policy sizes each step; SGLang would run one with prompts after the other, and nobody would get a token."""
+    engine = decoding(burst)
+    for number in range(3):
+        if engine.step() == "nothing":
+            break
+        ran(engine, batch("extend", req("a", 40), lens=[10], done=[30]), 20.0 + number, 20.5 + number)
+    assert len(engine.policy.views) == composed
+    ran(engine, batch("decode", req("d", 71)), 30.0, 30.1)
+    assert engine.step() == "composed"
+    engine.running.reqs = []
+    ran(engine, batch("extend", req("a", 40), lens=[10], done=[30]), 31.0, 31.1)
+    assert engine.step() == "composed"
+
+
+def test_requests_that_never_decode_need_no_step_of_their_own() -> None:
+    """SGLang lists those that want scores or an embedding among the running ones."""
+    engine = decoding(burst=1)
+    engine.running.is_prefill_only = True
+    for number in range(3):
+        assert engine.step() == "composed"
+        ran(engine, batch("extend", req("a", 40), lens=[10], done=[30]), 20.0 + number, 20.5 + number)
+
+
+def test_while_somebody_has_paused_the_engine_no_step_runs() -> None:
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.step()
+    for begin_s, end_s in ((20.0, 20.1), (90.0, 90.2)):
+        ran(engine, batch("decode", req("d", 70)), begin_s, end_s)
+    assert [pytest.approx(took_s) for _, _, took_s in engine.policy.steps] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_policy_is_made_for_the_steps_of_this_engine(mixed: bool) -> None:
+    told: list[bool] = []
+    engine = Engine(Policy(BatchPlan({})), req("a", 10), mixed=mixed)
+
+    def build(mixes: bool) -> Policy:
+        told.append(mixes)
+        return engine.policy
+
+    engine.hooks = BatchHooks(build, lambda: 10.0)
+    engine.step()
+    engine.step()
+    assert told == [mixed]
+
+
+def decoding(burst: int | None = None) -> Engine:
     """Return an engine with one request that decodes, whose policy has been asked."""
     engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.hooks = BatchHooks(lambda mixes: engine.policy, lambda: engine.now_s, burst=burst)
     engine.running.reqs = [req("d", 70)]
     engine.step()
+    engine.policy.views.clear()
+    engine.waiting_queue = [req("a", 10)]
     return engine
 
 
@@ -323,7 +406,7 @@ def test_a_step_whose_decodes_have_gone_counts_alone() -> None:
     """All that decoded were aborted: no token of theirs ends the gap."""
     engine = decoding()
     ran(engine, batch("extend", req("a", 40), lens=[40], done=[0]), 20.0, 20.5)
-    engine.running.reqs = []
+    engine.running.reqs, engine.last_batch = [], None
     ran(engine, batch("extend", req("b", 40), lens=[40], done=[0]), 30.0, 30.2)
     assert [(*plan.prefill_tokens, pytest.approx(took_s)) for plan, _, took_s in engine.policy.steps] == [
         ("a", 0.5),
@@ -345,6 +428,7 @@ def test_a_step_after_idling_counts_from_its_launch() -> None:
     one = batch("decode", req("a", 41))
     run(engine, one, 20.0)
     complete(engine, one, 20.1)
+    engine.last_batch = None
     run(engine, one, 90.0)
     complete(engine, one, 90.3)
     assert policy.steps[-1][2] == pytest.approx(0.3)
@@ -353,7 +437,7 @@ def test_a_step_after_idling_counts_from_its_launch() -> None:
 def test_the_policy_sees_the_tpot_that_running_requests_ask_for_themselves() -> None:
     asked = {"d": Terms(tpot_s=0.03), "e": Terms(priority=1)}
     engine = Engine(Policy(BatchPlan({})), req("a", 10))
-    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, asked.get)
+    engine.hooks = BatchHooks(lambda mixes: engine.policy, lambda: 10.0, asked.get)
     engine.running.reqs = [req("d", 50), req("e", 60), req("f", 70)]
     engine.step()
     (view,) = engine.policy.views

@@ -92,3 +92,22 @@ def test_an_address_that_is_silent_stops_the_engine_once(manager: Any) -> None:
     answer.set()
     settle(inquiries)
     assert not inquiries._threads
+
+
+def test_a_machine_without_a_thread_for_a_moment_does_not_end_the_engine(
+    manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(manager: Any, address: str) -> bool:
+        manager.prefill_info_table[address] = "layout"
+        return True
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    inquiries = Inquiries()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        assert not inquiries.ensure(answers, manager, ADDRESS)
+    inquiries.ensure(answers, manager, ADDRESS)
+    settle(inquiries)
+    assert inquiries.ensure(answers, manager, ADDRESS)

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from pdplugins.config import Config, parse
+from pdplugins.config import Config, find, load, parse
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.sglang import install
 from pdplugins.hosts.sglang.hooking import HookInstaller
 from pdplugins.hosts.sglang.install import checked_ranks
 from pdplugins.hosts.sglang.limits import LIMITS, refused_arguments, refused_model
-from pdplugins.runtime.policies import Policies
-from pdplugins.types import BatchScheduler
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.policies import Policies, build_policies
+from pdplugins.testing import request
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 
 GOOD: dict[str, Any] = {
     "disaggregation_mode": "decode",
@@ -87,6 +89,31 @@ def test_strict_refuses_a_batch_scheduler_that_cannot_be_built(monkeypatch: pyte
         install.install("dynaserve")
 
 
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("does", [False, True])
+def test_a_batch_scheduler_is_made_for_what_the_engine_does(said: bool, does: bool) -> None:
+    """Whatever the config says: a chunk in a step of its own takes longer."""
+    config = parse({"bundle": "fusion", "deployment": {"mixed_steps": said, "decode": {"tp": 2}, "prefill": {"tp": 2}}})
+    build = install.batch_schedulers(config)
+    assert build is not None
+    scheduler = build(does)
+    waiting = QueuedPrefill(request("a", 8000), 8000, 0.0, 0)
+    tokens = sum(scheduler.next_batch(BatchView((waiting,), 64, 64_000), 0.0).prefill_tokens.values())
+    one, two = (sum(agreed(mixes).prefill_tokens.values()) for mixes in (True, False))
+    assert tokens == (one if does else two)
+    assert one > two
+
+
+def agreed(mixes: bool) -> BatchPlan:
+    """Return what fusion runs beside 64 decodes where config and engine agree."""
+    config = parse(
+        {"bundle": "fusion", "deployment": {"mixed_steps": mixes, "decode": {"tp": 2}, "prefill": {"tp": 2}}}
+    )
+    make = build_policies(config, build_deployment(config)).batch_scheduler()
+    assert make is not None
+    return make().next_batch(BatchView((QueuedPrefill(request("a", 8000), 8000, 0.0, 0),), 64, 64_000), 0.0)
+
+
 def test_models_with_state_beyond_the_kv_cache_are_refused() -> None:
     scheduler = SimpleNamespace(is_generation=True, is_hybrid_swa=False, is_hybrid_ssm=True)
     assert list(refused_model(scheduler)) == [
@@ -108,3 +135,26 @@ def test_a_batch_scheduler_decides_for_tensor_parallel_ranks_and_no_others(optio
     else:
         with pytest.raises(SystemExit, match=f"--{option.replace('_', '-')} is 2, must be 1: each of its ranks"):
             check(lambda arguments: "checked", arguments)
+
+
+@pytest.mark.parametrize(("pp_size", "active"), [(1, True), (2, False)])
+def test_where_stock_sglang_is_to_serve_its_engines_are_stock_too(
+    monkeypatch: pytest.MonkeyPatch, pp_size: int, active: bool
+) -> None:
+    """They run in other processes than the one that checks the options, each with hooks of its own."""
+    installed: dict[str, Any] = {}
+    installers: list[HookInstaller] = []
+
+    def keep(installer: HookInstaller, hooks: dict[str, Any]) -> None:
+        installers.append(installer)
+        installed.update(hooks)
+
+    config = load(find("dopd"))
+    lenient = config.model_copy(update={"sglang": config.sglang.model_copy(update={"strict": False})})
+    monkeypatch.setattr(install, "load", lambda path: lenient)
+    monkeypatch.setattr(install, "broken_seams", list)
+    monkeypatch.setattr(HookInstaller, "install", keep)
+    install.install("dopd")
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(pp_size=pp_size))
+    built = installed["sglang.srt.managers.scheduler.Scheduler.init_disaggregation"](lambda _: "built", scheduler)
+    assert (built, installers[0].active) == ("built", active)

@@ -54,7 +54,7 @@ def test_nothing_is_listed_that_the_code_does_not_use() -> None:
 
 
 def test_the_hooks_take_what_the_manifest_promises() -> None:
-    hooks = BatchHooks(lambda: pytest.fail("not asked")).hooks()
+    hooks = BatchHooks(lambda mixes: pytest.fail("not asked")).hooks()
     assert hooks.keys() <= SYMBOLS.keys()
     assert "batch" in SYMBOLS[SCHEDULER + "run_batch"]["takes"]
 

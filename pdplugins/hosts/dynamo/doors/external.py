@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,14 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 import pdplugins
 from pdplugins.config import find, load
 from pdplugins.contracts.kinds import Kind
-from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.errors import ConfigError, HostError, cannot_listen, one_line
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.guard import Guard, Network
 from pdplugins.hosts.dynamo.doors.proposer import Proposer, door_planner
 from pdplugins.processes.addresses import host_and_port, is_loopback
 from pdplugins.processes.ending import on_stop
 from pdplugins.redaction import redact_logs
+from pdplugins.runtime.decision_log import none_of_refused
 from pdplugins.runtime.metrics import Metrics, process_metrics
 from pdplugins.runtime.signals import build_board
 
@@ -64,6 +67,7 @@ FIXES = {
     "observation_window": "make scheduling.scale_interval_seconds a divisor of the planner's interval",
     "protocol_version": "this pdplugins speaks 1.0; check the planner's plugin_registration.protocol_version_…",
 }
+"""What to do next, by how the planner's reason for refusing us begins."""
 
 
 class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
@@ -172,11 +176,12 @@ class Registration:
 
     async def keep(self, stop: asyncio.Event) -> None:
         """Register, and again whenever the planner forgot us, until `stop` is set; then unregister."""
+        known = False
         while not stop.is_set():
             async with grpc.aio.insecure_channel(self._target, NO_PROXY) as channel:
                 stub = pbg.PluginRegistryStub(channel)
-                if await self._registered(stub, stop):
-                    await self._while_known(stub, stop)
+                if known or await self._registered(stub, stop):
+                    known = await self._while_known(stub, stop)
 
     async def _registered(self, stub: Any, stop: asyncio.Event) -> bool:
         """Try until the gateway accepts us; False when `stop` came first."""
@@ -200,20 +205,28 @@ class Registration:
                 return False
         return False
 
-    async def _while_known(self, stub: Any, stop: asyncio.Event) -> None:
-        """Return when the planner no longer knows us, or unregister when `stop` is set."""
+    async def _while_known(self, stub: Any, stop: asyncio.Event) -> bool:
+        """Return when the planner no longer knows us, or unregister when `stop` is set.
+
+        True: it did not answer in time, be it that it is busy or that the connection is dead, and may know us still.
+        Who registers again in the middle of its tick takes our answer out of it.
+        """
         heartbeat = pb.HeartbeatRequest(plugin_id=PLUGIN_ID, auth_token=self._token)
         while not await _sleep(stop, HEARTBEAT_S):
             try:
                 await stub.Heartbeat(heartbeat, timeout=CALL_S)
             except grpc.aio.AioRpcError as error:
                 self._check(error)
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    log.warning("the planner at %s has not answered for %g s", self._gateway, CALL_S)
+                    return True
                 log.warning("the planner at %s is gone or restarted (%s)", self._gateway, error.code().name)
-                return
+                return False
         try:
             await self._unregister(stub, "graceful_shutdown")
         except grpc.aio.AioRpcError as error:
             log.info("not unregistered, the planner is gone (%s)", error.code().name)
+        return False
 
     async def _unregister(self, stub: Any, reason: str) -> None:
         request = pb.UnregisterRequest(plugin_id=PLUGIN_ID, reason=reason, auth_token=self._token)
@@ -231,20 +244,31 @@ class Registration:
 def _bind(server: Any, listen: str) -> str:
     """Listen, and return gRPC's spelling of where. Raises HostError or ConfigError."""
     if listen.startswith(UNIX):
-        where, own = f"unix:{listen.removeprefix(UNIX)}", os.umask(0o177)  # the socket is for this user only
+        where, old_umask = f"unix:{listen.removeprefix(UNIX)}", os.umask(0o177)  # the socket is for this user only
     else:
         host, port = host_and_port(listen, "--listen")
-        where, own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", None
+        where, old_umask = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", None
     try:
         bound = int(server.add_insecure_port(where))
     except RuntimeError:
         bound = 0
     finally:
-        if own is not None:
-            os.umask(own)
+        if old_umask is not None:
+            os.umask(old_umask)
     if bound == 0:
+        if old_umask is None:
+            _check_address(host, port)
         raise HostError(f"cannot listen on {listen}; give a free --listen HOST:PORT (port 0 takes any free one)")
-    return where if own is not None else f"{where.rpartition(':')[0]}:{bound}"
+    return where if old_umask is not None else f"{where.rpartition(':')[0]}:{bound}"
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise HostError where no port of `host` can be listened on: gRPC does not say why it cannot."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError) as error:
+        raise cannot_listen("--listen", host, port, error) from None
 
 
 def _target(gateway: str) -> str:
@@ -316,17 +340,11 @@ def run(options: Options) -> None:
     if gateway and options.token and beyond_loopback(gateway):
         log.warning("the token goes to %s in plain text: Dynamo's gateway has no TLS, a service mesh has", gateway)
 
-    def build() -> Proposer:
-        chosen = load(find(options.config))
-        planner = door_planner(chosen, options.decision_log, shadow=options.shadow, state=options.state)
-        frontend = FrontendMetrics(options.frontend_url, options.model) if options.frontend_url else None
-        return Proposer(planner, frontend=frontend, board=build_board(chosen), shadow=options.shadow)
-
     def say(endpoint: str) -> None:
         log.info("planner of %s%s answers at %s", options.config, " in shadow" if options.shadow else "", endpoint)
 
-    service = ProposeService(build, Guard(options.key, options.allow_from))
-    with served(metrics, options):
+    with none_of_refused(options.decision_log), served(metrics, options):
+        service = ProposeService(partial(build, options), Guard(options.key, options.allow_from))
         asyncio.run(
             serve(
                 service,
@@ -337,6 +355,16 @@ def run(options: Options) -> None:
                 ready=say,
             )
         )
+
+
+def build(options: Options) -> Proposer:
+    """Build the planner that the config names. Raises ConfigError."""
+    chosen = load(find(options.config))
+    frontend = FrontendMetrics(options.frontend_url, options.model) if options.frontend_url else None
+    board = build_board(chosen)
+    # Last, as it begins a run in the decision log: that of a planner which goes on may not end there.
+    planner = door_planner(chosen, options.decision_log, shadow=options.shadow, state=options.state)
+    return Proposer(planner, frontend=frontend, board=board, shadow=options.shadow)
 
 
 def open_to_all(options: Options) -> bool:

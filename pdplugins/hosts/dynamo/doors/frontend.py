@@ -20,6 +20,8 @@ TTFT = "dynamo_frontend_time_to_first_token_seconds"
 ITL = "dynamo_frontend_inter_token_latency_seconds"
 CACHED = "dynamo_frontend_cached_tokens"
 QUEUED = "dynamo_frontend_queued_requests"
+PROCESS = "dynamo_component_uptime_seconds"
+"""Says in its label `worker_id` which process answers."""
 HISTOGRAMS = (ISL, OSL, TTFT, ITL, CACHED)
 
 
@@ -53,7 +55,7 @@ class FrontendMetrics:
         return sum(page.queued_requests for page in self._pages)
 
     def collect(self) -> Traffic | None:
-        """Return the traffic since the last call; None at the first one, and after a frontend has restarted.
+        """Return the traffic since the last call; None at the first one, and where another process answers than before.
 
         Of several frontends those count that answer: what cannot be reached here may be cut off from clients too.
         Raises OSError when none answers in time, or with something else than a page of metrics. The window of a
@@ -100,6 +102,16 @@ class _Since(NamedTuple):
     totals: Mapping[str, Histogram]
 
 
+class _Look(NamedTuple):
+    """What a page said, and when."""
+
+    at_s: float
+    process: frozenset[str]
+    """Which process it was of; empty where the page does not say."""
+    requests: float
+    totals: Mapping[str, Histogram]
+
+
 class _Page:
     """The page of one frontend."""
 
@@ -108,26 +120,38 @@ class _Page:
         self._model = model
         self._fetch = fetch
         self._clock = clock
-        self.before: tuple[float, float, Mapping[str, Histogram]] | None = None
-        """When it was last read, and what it said of requests and their lengths and times."""
+        self.before: _Look | None = None
         self.queued_requests = 0.0
 
     def since(self) -> _Since | None:
-        """Return what has come since the last call; None at the first one, and after a restart. Raises OSError."""
+        """Return what has come since the last call; None at the first one, and after a restart. Raises OSError.
+
+        A frontend that has restarted may have counted more since than before: its totals alone do not tell.
+        """
         self.queued_requests = 0.0
         with fetching.reading(self._url):
             return self._since()
 
     def _since(self) -> _Since | None:
-        found, now_s = samples(self._fetch(self._url), (REQUESTS, QUEUED, *HISTOGRAMS), self._model), self._clock()
-        requests = sum(sample.value for sample in found if sample.name == REQUESTS)
-        self.queued_requests = sum(sample.value for sample in found if sample.name == QUEUED)
-        totals = {name: histogram(found, name) for name in HISTOGRAMS}
-        before, self.before = self.before, (now_s, requests, totals)
-        if before is None or now_s <= before[0] or requests < before[1]:
+        now, before = self._look(), self.before
+        self.before = now
+        if before is None or now.at_s <= before.at_s:
             return None
-        since = {name: totals[name].since(before[2][name]) for name in HISTOGRAMS}
-        return _Since(now_s - before[0], requests - before[1], since)
+        if now.process != before.process or now.requests < before.requests:
+            return None
+        since = {name: now.totals[name].since(before.totals[name]) for name in HISTOGRAMS}
+        return _Since(now.at_s - before.at_s, now.requests - before.requests, since)
+
+    def _look(self) -> _Look:
+        page, now_s = self._fetch(self._url), self._clock()
+        found = samples(page, (REQUESTS, QUEUED, *HISTOGRAMS), self._model)
+        self.queued_requests = sum(sample.value for sample in found if sample.name == QUEUED)
+        return _Look(
+            now_s,
+            frozenset(sample.labels.get("worker_id", "") for sample in samples(page, (PROCESS,))),
+            sum(sample.value for sample in found if sample.name == REQUESTS),
+            {name: histogram(found, name) for name in HISTOGRAMS},
+        )
 
 
 def _traffic(found: Sequence[_Since]) -> Traffic:
@@ -142,7 +166,6 @@ def _traffic(found: Sequence[_Since]) -> Traffic:
         ttft_s=since[TTFT].mean,
         tpot_s=since[ITL].mean,
         isl_sq_tokens=since[ISL].mean_square,
-        osl_sq_tokens=since[OSL].mean_square,
         local_share=None,  # the frontend does not say which worker answered
         prefix_hit_rate=_share(since[CACHED].mean, since[ISL].mean),
     )

@@ -85,8 +85,8 @@ class PdPlanner(Proposer):
             board = build_board(chosen)
         frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
         super().__init__(planner, frontend=frontend, board=board, shadow=shadow, launched=launched)
-        if not launched:
-            atexit.register(self.close)  # Dynamo tells no plugin that it ends
+        # Dynamo tells no plugin that it ends. A planner of this process is closed by whoever built it.
+        atexit.register(self.close if not launched else self._board.close)
         if metrics_port is not None:
             process_metrics(Kind.PLANNER).serve(metrics_port, metrics_host)
 

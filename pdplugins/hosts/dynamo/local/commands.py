@@ -116,11 +116,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     given = [Setting(path, value) for path, value in asked if value is not None]
     check_engine(engine)
     sglang = sglang_spec(engine, model_path, engine_python, engine_args)
-    check_writable("--json", report)
-    check_writable("--html", page)
-    check_writable("--decision-log", decision_log)
-    check_writable("--state", state)
     outputs = {"--json": report, "--html": page, **outputs_of("--decision-log", decision_log), "--state": state}
+    for option in ("--json", "--html", "--decision-log", "--state"):
+        check_writable(option, outputs[option])
     check_apart(outputs, {**inputs("--trace", replay), "--config": config and find(config)})
     options = Options(
         config=pick_config(
@@ -150,15 +148,20 @@ def serve(  # noqa: PLR0913 - the options of a command
         state=state,
     )
     check_apart(outputs, profiles_of(config or planner or "the config", options.config.profiles))
-    if options.routed:
-        check_router(options.config, build_deployment(options.config))
-    undriven = not_driven(options.config, routed=options.routed, engine=engine)
-    for line in undriven if config is not None else ():  # the user's own choices, not our defaults
-        typer.echo(f"dynamo: {line}", err=True)
-    need_version("dynamo", "serve")
-    if sglang is not None:
-        check_python(sglang.python)
+    _check(options, own_config=config is not None)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
 
     raise typer.Exit(launch(options))
+
+
+def _check(options: Options, *, own_config: bool) -> None:
+    """Raise PdpluginsError for what cannot run here, and say which choices of the user's own config do not count."""
+    if options.routed:
+        check_router(options.config, build_deployment(options.config))
+    if own_config:
+        for line in not_driven(options.config, routed=options.routed, engine=options.engine):
+            typer.echo(f"dynamo: {line}", err=True)
+    need_version("dynamo", "serve")
+    if options.sglang is not None:
+        check_python(options.sglang.python)

@@ -19,7 +19,6 @@ from pdplugins.runtime.roster import Life, Member, Roster
 
 log = logging.getLogger("pdplugins.local.fleet")
 
-
 MOST_DOUBLED = 16
 """How often the pause after a failed start doubles at most: a float overflows where it goes on doubling."""
 SHOWN = (Life.STARTING, Life.READY, Life.DRAINING)

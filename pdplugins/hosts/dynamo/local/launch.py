@@ -15,10 +15,12 @@ from pathlib import Path
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.hosts.dynamo.local.routing import router_log
 from pdplugins.hosts.dynamo.local.stack import Stack
 from pdplugins.processes.folders import own_folder, sweep
 from pdplugins.processes.process import open_log
 from pdplugins.redaction import redact_logs
+from pdplugins.runtime.decision_log import none_of_refused
 from pdplugins.runtime.metrics import process_metrics
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 
@@ -31,18 +33,20 @@ def launch(options: Options) -> int:
 
     Raises HostError when the stack does not start or one of its indispensable processes ends.
     """
-    metrics = process_metrics(Kind.PLANNER)
-    policy = build_safe_planner(options.config, decision_log=options.decision_log, metrics=metrics, state=options.state)
-    sweep(PREFIX)
-    try:
-        with own_folder(PREFIX) as folder:
-            return _run(options, policy, folder)
-    except BrokenPipeError:  # nobody reads standard output any more
-        raise
-    except OSError as error:
-        raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
-    finally:
-        policy.close()
+    metrics, log = process_metrics(Kind.PLANNER), options.decision_log
+    with none_of_refused(log), none_of_refused(router_log(log) if options.routed else None):
+        policy = build_safe_planner(options.config, decision_log=log, metrics=metrics, state=options.state)
+        sweep(PREFIX)
+        try:
+            with own_folder(PREFIX) as folder:
+                return _run(options, policy, folder)
+        except BrokenPipeError:  # nobody reads standard output any more
+            raise
+        except OSError as error:
+            why = "look at disk space, permissions and process limits"
+            raise HostError(f"this machine refuses: {error}; {why}") from None
+        finally:
+            policy.close()
 
 
 def _run(options: Options, policy: SafePlanner, folder: Path) -> int:
@@ -56,7 +60,7 @@ def _run(options: Options, policy: SafePlanner, folder: Path) -> int:
         with own_stderr(logs / "launcher.log"), temporary_files(folder):
             code = asyncio.run(Stack(options, policy, folder, logs).run())
     except BaseException:
-        _remove_all_but(logs, folder)  # they say more than the one line that the user sees
+        _remove_all_but(logs, folder)  # logs say more than the one line that the user sees
         raise
     shutil.rmtree(folder, ignore_errors=True)
     return code

@@ -82,8 +82,9 @@ class Load:
         process = self._process
         if process is None or process.stdin is None:
             raise RuntimeError("prepare() comes first")
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended already, which is told below
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
         await self._ended(process)
         self.follow()
         if process.returncode != 0 or len(self.records) != self.total:

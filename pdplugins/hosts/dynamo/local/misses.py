@@ -51,9 +51,9 @@ def looking_back(
     """Say what fixed pools would have done; nothing where nobody can tell."""
     if hindsight is None or result.speed.duration_s <= 0:
         return []
-    held = 3600 * result.metrics.gpu_hours / result.speed.duration_s
+    gpus_held = 3600 * result.metrics.gpu_hours / result.speed.duration_s
     try:
-        return hindsight(config, requests, held)
+        return hindsight(config, requests, gpus_held)
     except Exception:  # the replay was good without it
         log.exception("the replay could not be compared with fixed pools")
         return []

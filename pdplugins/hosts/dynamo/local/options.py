@@ -14,7 +14,7 @@ from pdplugins.config import Choice, Config, find, load, parse, settings_of, shi
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.roles import MovesRoles
-from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.errors import ConfigError, HostError, cannot_listen, is_address_wrong, one_line
 from pdplugins.files import STDOUT, is_folder
 from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec
@@ -279,16 +279,16 @@ def pick_port(host: str, port: int, option: str = "--port") -> int:
     """Return `port`, or any free one for 0. Raises HostError when it cannot be listened on."""
     if not host:
         raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
-    if not port:
-        return free_ports(1, host)[0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-            return port
     except (OSError, UnicodeError, OverflowError) as error:
+        if is_address_wrong(error):
+            raise cannot_listen("--host", host, port, error) from None
         taken = getattr(error, "errno", None) == errno.EADDRINUSE
         what = "is in use" if taken else f"cannot be used ({getattr(error, 'strerror', None) or error})"
         where = f"port {port} on {one_line(host)}"
         raise HostError(f"{where} {what}; choose another with {option}, or 0 for any free one") from None
+    return port or free_ports(1, host)[0]

@@ -12,16 +12,14 @@ from time import monotonic
 from prometheus_client.samples import Sample
 
 from pdplugins.contracts.request import Slo
+from pdplugins.hosts.dynamo.doors.frontend import ITL, QUEUED, TTFT
 from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread, reading
 from pdplugins.hosts.dynamo.scrape import Histogram, histogram, samples
 
 log = logging.getLogger("pdplugins.local")
 
-_TTFT = "dynamo_frontend_time_to_first_token_seconds"
-_ITL = "dynamo_frontend_inter_token_latency_seconds"
-_IN_FLIGHT = "dynamo_frontend_inflight_requests"
-_QUEUED = "dynamo_frontend_queued_requests"
-_ENDED = "dynamo_frontend_requests_total"
+IN_FLIGHT = "dynamo_frontend_inflight_requests"
+ENDED = "dynamo_frontend_requests_total"
 EVERY_S = 2.0
 """Seconds between two looks."""
 WINDOW = 15
@@ -90,18 +88,18 @@ class PulseTaker:
     def take(self) -> Pulse:
         """Look once more. Blocks, so not for an event loop. Raises OSError when the frontend does not answer a page."""
         with reading(self._url):
-            found = samples(self._fetch(self._url), (_TTFT, _ITL, _IN_FLIGHT, _QUEUED, _ENDED))
+            found = samples(self._fetch(self._url), (TTFT, ITL, IN_FLIGHT, QUEUED, ENDED))
             return self._pulse(found)
 
     def _pulse(self, found: Sequence[Sample]) -> Pulse:
-        self._looks.append((monotonic(), histogram(found, _TTFT), histogram(found, _ITL)))
+        self._looks.append((monotonic(), histogram(found, TTFT), histogram(found, ITL)))
         (began_s, *first), (ended_s, *last) = self._looks[0], self._looks[-1]
         ttft, itl = (now.since(before) for now, before in zip(last, first, strict=True))
-        ended = sum(one.value for one in found if one.name == _ENDED and one.labels.get("status") == "error")
+        ended = sum(one.value for one in found if one.name == ENDED and one.labels.get("status") == "error")
         self._errors = ended if self._errors is None else self._errors
-        waiting = [sample.value for sample in found if sample.name == _QUEUED]
+        waiting = [sample.value for sample in found if sample.name == QUEUED]
         return Pulse(
-            in_flight=int(sum(sample.value for sample in found if sample.name == _IN_FLIGHT)),
+            in_flight=int(sum(sample.value for sample in found if sample.name == IN_FLIGHT)),
             requests_per_s=ttft.count / (ended_s - began_s) if ttft.count > 0 and ended_s > began_s else None,
             queued=int(sum(waiting)) if waiting else None,
             errors=int(ended - self._errors),

@@ -1,4 +1,4 @@
-"""The router's process of one stack: started, and started again when it dies."""
+"""The router's process of one stack: started, and started again when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ LEAST_S = 10.0
 """Lifetime from which a router that dies is started again at once."""
 PAUSE_S = 1.0
 """Until another one is started in place of one that has lived shorter."""
+SILENT_S = 5.0
+"""How long a router that serves may be missing from the discovery, which has waited for it before."""
 MOST_FAILURES = 3
 """So many routers in a row that die young end the stack."""
 
@@ -35,6 +37,11 @@ def sharing(options: Options, folder: Path) -> Config:
     signals = folder / "signals"
     signals.mkdir(mode=0o700)
     return config.model_copy(update={"signals": config.signals.model_copy(update={"folder": signals})})
+
+
+def router_log(planner_log: Path | None) -> Path | None:
+    """Return the decision log of the router's process, beside that of the planner: a process has one of its own."""
+    return planner_log and planner_log.with_suffix(f".{NAME}{planner_log.suffix}")
 
 
 class RouterProcess:
@@ -60,6 +67,10 @@ class RouterProcess:
         self._process: Process | None = None
         self._again: asyncio.TimerHandle | None = None
         self._since_s = 0.0
+        self._served = False
+        """Whether it has been registered."""
+        self._missed_s: float | None = None
+        """Since when it is not, although it was; None where it is."""
         self._failures = 0
         self._closed = False
         self.metrics_port = free_ports(1)[0]
@@ -69,10 +80,25 @@ class RouterProcess:
         path = folder / "router.yaml"
         path.write_text(json.dumps(self._options.config.model_dump(mode="json")), encoding="utf-8")
         arguments = ["--config", str(path), "--engine", self._engine.kind.name, *self._engine.model_options]
-        if (decisions := self._options.decision_log) is not None:  # that of the planner, and of its process only
-            arguments += ["--decision-log", str(decisions.with_suffix(f".{NAME}{decisions.suffix}").absolute())]
+        if (decisions := router_log(self._options.decision_log)) is not None:
+            arguments += ["--decision-log", str(decisions.absolute())]
         self._command = python("pdplugins.hosts.dynamo.router", *arguments)
         self._run()
+
+    def look(self) -> None:
+        """Kill a router that no longer says that it serves. Call it a few times per second.
+
+        One that stands still for ten seconds is taken out of the discovery, and does not register again.
+        """
+        if NAME in self._registrations.serving():
+            self._served, self._missed_s = True, None
+        elif self._served:
+            now_s = time.monotonic()
+            self._missed_s = now_s if self._missed_s is None else self._missed_s
+            if self._process is not None and now_s - self._missed_s > SILENT_S:
+                self._served = False
+                log.warning("the router no longer says that it serves, though it runs; killing it")
+                self._process.kill()
 
     def close(self) -> list[Process]:
         """Start it no more; returns the process that is still to be stopped."""
@@ -83,7 +109,7 @@ class RouterProcess:
 
     def _run(self) -> None:
         env = self._engine.environment(NAME) | {"DYN_SYSTEM_PORT": str(self.metrics_port)}
-        self._since_s = time.monotonic()
+        self._since_s, self._served, self._missed_s = time.monotonic(), False, None
         self._process = Process.start(NAME, self._command, env=env, log=self._log, on_exit=self._ended)
 
     def _run_again(self) -> None:

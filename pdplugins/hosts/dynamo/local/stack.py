@@ -269,6 +269,8 @@ class Stack:
                 f"the folder of this stack, {self._folder}, has been deleted; start again, with TMPDIR elsewhere"
             )
         self._fleet.step()
+        if self._router is not None:
+            self._router.look()
 
     async def _every(self, seconds: float, what: Callable[[], None]) -> None:
         while True:
@@ -282,7 +284,7 @@ class Stack:
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("launcher", exc_info=error)
+            log.error("the launcher itself failed", exc_info=error)
             self._fail(f"the launcher itself failed ({type(error).__name__}: {error})")
 
     # --- shown ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
 from pdplugins.results import Result, Speed
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision_log import none_of_refused
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.workloads.jsonl import write_mooncake
 from pdplugins.workloads.trace import TraceRequest
@@ -115,7 +116,11 @@ def replay(
     deployment = build_deployment(config)
     _check_fit(trace, trace_name, plan.engines, deployment)
     start = config.deployment.prefill.replicas, config.deployment.decode.replicas
-    with tempfile.TemporaryDirectory(prefix="pdplugins-") as folder, _policy(plan, config, deployment) as policy:
+    with (
+        tempfile.TemporaryDirectory(prefix="pdplugins-") as folder,
+        none_of_refused(plan.decision_log),
+        _policy(plan, config, deployment) as policy,
+    ):
         scratch = Path(folder)
         write_mooncake(trace, scratch / "trace.jsonl")
         run = bind(deployment, plan.engines, scratch)

@@ -156,7 +156,6 @@ def _read(window: Snapshot) -> Traffic:
         ttft_s=window["avg_ttft_ms"] / 1e3 if first_tokens else None,
         tpot_s=window["avg_itl_ms"] / 1e3 if decoded else None,
         isl_sq_tokens=None,  # the window has means only
-        osl_sq_tokens=None,
         local_share=None,  # decode workers of the replay never prefill
         prefix_hit_rate=window["avg_kv_hit_rate"] if window.get("hit_rate_count", 0) > 0 else None,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pdplugins.config import first_error
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, meant, shown
@@ -123,9 +124,8 @@ def stock_planner(config: dict[str, Any], deployment: Deployment, engines: Engin
     try:
         checked = PlannerConfig.model_validate(config)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "settings"
-        raise ConfigError(f"--set {where}: Dynamo's planner refuses it: {' '.join(first['msg'].split())}") from None
+        detail = first_error(error, PlannerConfig)
+        raise ConfigError(f"--set: Dynamo's planner refuses it: {detail}") from None
     with create_replay_planner_adapter(checked, workers) as adapter:
         if config["optimization_target"] == "sla":
             prefill, decode = _benchmarks(deployment, engines)

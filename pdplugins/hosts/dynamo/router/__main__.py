@@ -21,6 +21,8 @@ from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
 
+log = logging.getLogger("pdplugins.router")
+
 CUT_OFF_S = 5.0
 """What the process may take to end after its drain."""
 
@@ -78,7 +80,10 @@ async def serve(given: argparse.Namespace) -> None:
     await stopped.wait()
     end_within(within_s)
     if not serving.done():
-        await endpoint.unregister_endpoint_instance()  # the frontend sends nothing more
+        try:
+            await endpoint.unregister_endpoint_instance()  # the frontend sends nothing more
+        except Exception as error:  # discovery has lost it already; what is in flight is finished all the same
+            log.warning("not taken out of discovery: %s", one_line(error))
     await component.stop(config.gateway.drain_s)
     runtime.shutdown()
     said = await asyncio.gather(serving, return_exceptions=True)

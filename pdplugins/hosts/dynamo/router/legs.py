@@ -175,7 +175,7 @@ class Legs:
 
     @contextmanager
     def _prefilling(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> Iterator[None]:
-        """Enter a prefill in the books for as long as it takes, and how long that was if it succeeds."""
+        """Enter a prefill in the books while it takes place. If it succeeds, note how long, and say that it is done."""
         load, history = worker.view.load, work.prompt_tokens - work.new_tokens
         took_s: float | None = None
         worker.enters()
@@ -183,6 +183,7 @@ class Legs:
         try:
             yield
             took_s = monotonic() - work.arrived_s
+            work.computed()
         finally:
             load.prefill_ends(work.new_tokens, took_s, history)
             worker.leaves()

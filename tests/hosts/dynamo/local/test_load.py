@@ -89,6 +89,19 @@ def test_a_client_that_is_stopped_is_noticed(load: Load, tmp_path: Path, monkeyp
     asyncio.run(run())
 
 
+def test_a_client_that_has_ended_before_it_may_send_is_told_with_its_last_words(load: Load, tmp_path: Path) -> None:
+    """Its broken pipe is not standard output, which nobody reads any more: that would end in silence."""
+
+    async def run() -> None:
+        command = ["sh", "-c", "echo out of memory; exit 3"]
+        load._process = Process.start("client", command, env=dict(os.environ), log=tmp_path / "log", stdin=True)
+        await load._process.exited.wait()
+        with pytest.raises(HostError, match="the load client exited with code 3 early: out of memory"):
+            await load.run()
+
+    asyncio.run(run())
+
+
 def test_the_report_says_what_was_measured_and_how(load: Load, tmp_path: Path) -> None:
     """One schema for every kind of run; the mocker's part in the times is said in it."""
     write(tmp_path, "".join(json.dumps(row(n, 0.5)) + "\n" for n in range(3)))

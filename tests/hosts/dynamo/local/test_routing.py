@@ -15,9 +15,9 @@ from pdplugins.hosts.dynamo.local.routing import MOST_FAILURES, RouterProcess
 DEAD: Any = SimpleNamespace(fate="ended", last_words=lambda: "", name="router")
 
 
-def router(folder: Path, fails: list[str]) -> RouterProcess:
+def router(folder: Path, fails: list[str], serving: dict[str, str] | None = None) -> RouterProcess:
     engine: Any = SimpleNamespace(environment=lambda _: {})
-    registrations: Any = SimpleNamespace(serving=dict)
+    registrations: Any = SimpleNamespace(serving=lambda: dict(serving or {}))
     return RouterProcess(SimpleNamespace(), engine, registrations, folder, fails.append)  # type: ignore[arg-type]
 
 
@@ -53,3 +53,33 @@ def test_a_machine_that_refuses_a_process_is_asked_again(
         assert (asked, fails) == (refusals + 1, [])
     else:
         assert fails == ["the router cannot be started: [Errno 11] Resource temporarily unavailable"]
+
+
+def test_one_that_served_and_says_so_no_longer_is_killed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts has not said so yet. Its end starts another one."""
+    now_s, killed, serving = [0.0], [], {"decode-1": "id"}
+    process = SimpleNamespace(kill=lambda: killed.append(now_s[0]))
+    monkeypatch.setattr(routing.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(routing.Process, "start", lambda *_, **__: process)
+    subject = router(tmp_path, [], serving)
+
+    def look_for(seconds: float) -> None:
+        for _ in range(round(2 * seconds)):
+            now_s[0] += 0.5
+            subject.look()
+
+    subject._run()
+    look_for(60)
+    serving["router"] = "id"
+    look_for(1)
+    del serving["router"]
+    look_for(routing.SILENT_S - 1)
+    serving["router"] = "id"
+    look_for(1)
+    assert killed == []
+    del serving["router"]
+    look_for(20)
+    assert len(killed) == 1
+    subject._run()
+    look_for(60)
+    assert len(killed) == 1

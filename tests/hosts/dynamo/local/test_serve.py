@@ -20,6 +20,7 @@ import pytest
 
 from tests.hosts.dynamo.local.serve import PATIENCE_S, Serve
 from tests.sockets import beyond_this_machine, listening
+from tests.waiting import runs, until
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.timeout(600)]
 
@@ -36,13 +37,6 @@ def chat(url: str, model: str) -> dict[str, Any]:
 def page(url: str) -> str:
     with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - our own launcher
         return answer.read().decode()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -> None:
@@ -63,7 +57,7 @@ def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -
     assert beyond_this_machine([stack.process.pid, *pids]) == set()
 
     assert stack.signal(signal.SIGTERM) == 0
-    assert not any(alive(pid) for pid in pids)
+    assert not any(map(runs, pids))
     assert not list(stack.temp.iterdir())
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(ready["url"].rpartition(":")[2]))) != 0
@@ -74,7 +68,7 @@ def test_interrupt_during_start_up_leaves_nothing(serve: Callable[..., Serve]) -
     stack = serve("--port", "0")
     pids = stack.wait(lambda: stack.events("starting") and stack.descendants())
     assert stack.signal(signal.SIGINT) == 0
-    assert not any(alive(pid) for pid in pids)
+    assert not any(map(runs, pids))
     assert not list(stack.temp.iterdir())
 
 
@@ -84,10 +78,7 @@ def test_nothing_outlives_a_killed_launcher(serve: Callable[..., Serve]) -> None
     stack.ready()
     pids = stack.descendants()
     stack.signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    assert until(lambda: not any(map(runs, pids)), PATIENCE_S)
 
 
 def command_of(pid: int) -> list[str]:
@@ -134,7 +125,7 @@ def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_
     assert 'pdplugins_dynamo_router_requests_total{outcome="ok"} 1.0' in served()
     pids = stack.descendants()
     assert stack.signal(signal.SIGTERM) == 0
-    assert not any(alive(pid) for pid in pids)
+    assert not any(map(runs, pids))
     assert not list(stack.temp.iterdir())
     assert decisions.with_suffix(".router.jsonl").stat().st_size > 0
 
@@ -220,14 +211,14 @@ def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Ca
             return bool(stack.workers(role)) and name not in stack.workers(role)
 
         stack.wait(replaced)
-        assert not alive(pid)
+        assert not runs(pid)
     assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
     assert stack.status()["pulse"]["in_flight"] is not None
     pids = stack.descendants()
     folder = Path(ready["logs"]).parent
     folder.rename(folder.with_name("gone"))  # at once, while processes go on writing to it
     assert stack.finish() == 2
-    assert not any(alive(pid) for pid in pids)
+    assert not any(map(runs, pids))
     last = stack.errors().splitlines()[-1]
     assert "has been deleted; start again" in last
 

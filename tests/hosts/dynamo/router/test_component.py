@@ -16,7 +16,7 @@ from pdplugins.hosts.dynamo.router.engines import MOCKER, SGLANG, EngineKind
 from pdplugins.limits import TermsConfig
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
-from pdplugins.types import Outcome, Request, Role, Terms
+from pdplugins.types import Outcome, Placement, Request, Role, Terms
 from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Flipping, Leg, Registry
 
 ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
@@ -128,6 +128,53 @@ def test_an_answer_that_breaks_off_goes_on_where_workers_do_one_phase() -> None:
         assert len(set(decode.to)) == 2, "not where it broke off"
 
     asyncio.run(run())
+
+
+class EarlyBinder(FixedRouter):
+    """Leaves open who decodes, is asked before the prompt is computed, and keeps what it is told of that."""
+
+    def __init__(self) -> None:
+        super().__init__("w0", None)
+        self.heard: list[str] = []
+
+    def bind_early(self, request: Request, placement: Placement, workers: Any, now_s: float) -> Placement:
+        self.heard.append("bound")
+        return Placement(placement.first, "w1", placement.split)
+
+    def on_prefill_done(self, request: Request, placement: Placement, workers: Any, now_s: float) -> Placement:
+        self.heard.append("done")
+        return Placement(placement.first, "w1", placement.split)
+
+    def on_prefilled(self, request: Request, now_s: float) -> None:
+        self.heard.append("computed")
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        self.heard.append("ended")
+
+
+def test_a_router_that_binds_early_hears_when_the_prompt_is_computed() -> None:
+    """Workers that move KV cache while both compute need to know at once who decodes. Its books of prompts go on."""
+    router = EarlyBinder()
+
+    async def run() -> None:
+        stand = Stand(router, kind=SGLANG, both=False, **dict.fromkeys(Role, (TOKEN, LAST)))
+        assert await stand.ask() == [TOKEN, LAST]
+
+    asyncio.run(run())
+    assert router.heard == ["bound", "computed", "ended"]
+
+
+def test_so_does_one_that_is_asked_again_where_an_answer_broke_off() -> None:
+    router = EarlyBinder()
+
+    async def run() -> None:
+        stand = Stand(router, both=False, **{Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN,)})
+        _, decode = stand.registries.values()
+        async for _ in stand.component.generate(REQUEST, Leg()):
+            decode.chunks = (TOKEN, LAST)
+
+    asyncio.run(run())
+    assert router.heard == ["done", "bound", "computed", "ended"]
 
 
 @pytest.mark.parametrize(

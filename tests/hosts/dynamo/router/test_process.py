@@ -18,7 +18,7 @@ import pdplugins.hosts.dynamo.router.__main__ as process
 class Endpoint:
     metrics = property(lambda self: self)
     def register_prometheus_expfmt_callback(self, callback): pass
-    async def unregister_endpoint_instance(self): pass
+    async def unregister_endpoint_instance(self): UNREGISTERS
     async def serve_endpoint(self, handler):
         print("serving", flush=True)
         SERVES
@@ -45,8 +45,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def started(config: Path, serves: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM.replace("SERVES", serves)]
+def started(config: Path, serves: str, unregisters: str = "pass") -> subprocess.Popen[str]:
+    program = PROGRAM.replace("SERVES", serves).replace("UNREGISTERS", unregisters)
+    command = [sys.executable, "-c", program]
     command += ["--config", str(config), "--model-path", str(config.parent), "--model-name", "tiny"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -58,8 +59,10 @@ def test_it_says_why_it_no_longer_serves(config: Path) -> None:
     assert "Dynamo no longer serves it: the lease is lost" in said
 
 
-def test_a_signal_ends_it_in_peace(config: Path) -> None:
-    with started(config, "await Runtime.ended.wait()") as process:
+@pytest.mark.parametrize("unregisters", ["pass", "raise Exception('it is not there')"], ids=["", "forgotten"])
+def test_a_signal_ends_it_in_peace(config: Path, unregisters: str) -> None:
+    """Also where discovery has forgotten it, after it stood still for a while."""
+    with started(config, "await Runtime.ended.wait()", unregisters) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
@@ -68,7 +71,7 @@ def test_a_signal_ends_it_in_peace(config: Path) -> None:
 
 
 def test_a_signal_ends_it_while_a_policy_hangs(config: Path) -> None:
-    with started(config, "time.sleep(60)") as process:
+    with started(config, "while True: time.sleep(0.01)") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)

@@ -204,7 +204,7 @@ def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
     """While requests are served and after them; what the engines report of our own requests is not counted twice.
 
     On a busy machine a report may be older than the end of a request that it counts, which is then one of others until
-    the next report. So this looks at half of the looks, and not at the worst one.
+    the next report. So this looks at half of the looks, and not at the worst one. Eight that count twice are 19 there.
     """
 
     async def state(component: RouterComponent) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
                 await asyncio.sleep(0.01)
             await asking
             assert max(counted) > 0
-            assert median(counted) <= 8
+            assert median(counted) < 12
 
             def idle() -> bool:
                 loads = [worker.view.load for worker in component.workers.by_id.values()]
