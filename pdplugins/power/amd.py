@@ -17,6 +17,7 @@ from pdplugins import extras
 from pdplugins.contracts.power import Device, DeviceError, DeviceFault, Reading
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError, one_line
+from pdplugins.power.calls import DeviceThreads, described
 
 FAULTS = {
     1: DeviceFault.REFUSED,  # invalid parameters
@@ -57,6 +58,7 @@ class AmdBackend:
         except Exception as error:
             raise self._unusable(error) from None
         self._handles: dict[str, Any] = {}
+        self._threads = DeviceThreads()
         self.unreadable: dict[str, DeviceError] = {}
         """What was wrong with the GPUs that `devices` passed over, by UUID; by ``GPU INDEX`` where that is not told."""
 
@@ -69,15 +71,10 @@ class AmdBackend:
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs that can be read, in the driver's order. The others are in `unreadable`."""
-        present, unreadable = self._present()
-        found = []
-        for uuid, handle in present.items():
-            try:
-                found.append(self._device(uuid, handle))
-            except DeviceError as error:
-                unreadable[uuid] = error
-        self.unreadable = unreadable
-        return tuple(found)
+        present, nameless = self._present()
+        devices, failed = described(self._threads, present, self._device)
+        self.unreadable = nameless | failed
+        return devices
 
     def _present(self) -> tuple[dict[str, Any], dict[str, DeviceError]]:
         """Return the handles by UUID, and what is wrong with the GPUs that do not tell theirs."""

@@ -14,6 +14,7 @@ from pdplugins import extras
 from pdplugins.contracts.power import Device, DeviceError, DeviceFault, Reading
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError, one_line
+from pdplugins.power.calls import DeviceThreads, described
 
 FAULTS = {
     2: DeviceFault.REFUSED,  # invalid argument
@@ -50,27 +51,35 @@ class NvmlBackend:
                 "a container needs --gpus with the driver capability utility"
             ) from None
         self._handles: dict[str, Any] = {}
+        self._threads = DeviceThreads()
         self.unreadable: dict[str, DeviceError] = {}
         """What was wrong with the GPUs that `devices` passed over, by UUID; by ``GPU INDEX`` where that is not told."""
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs that can be read, in the driver's order. The others are in `unreadable`."""
-        found, unreadable = [], {}
+        present, nameless = self._present()
+        devices, failed = described(self._threads, present, self._device)
+        self.unreadable = nameless | failed
+        return devices
+
+    def _present(self) -> tuple[dict[str, Any], dict[str, DeviceError]]:
+        """Return the handles by UUID, and what is wrong with the GPUs that do not tell theirs."""
+        nvml = self._nvml
+        present: dict[str, Any] = {}
+        nameless: dict[str, DeviceError] = {}
         with self._faults(""):
-            count = self._nvml.nvmlDeviceGetCount()
+            count = nvml.nvmlDeviceGetCount()
         for index in range(count):
             try:
-                found.append(self._device(index))
+                with self._faults(f"GPU {index}"):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    present[str(nvml.nvmlDeviceGetUUID(handle))] = handle
             except DeviceError as error:
-                unreadable[error.uuid] = error
-        self.unreadable = unreadable
-        return tuple(found)
+                nameless[error.uuid] = error
+        return present, nameless
 
-    def _device(self, index: int) -> Device:
+    def _device(self, uuid: str, handle: Any) -> Device:
         nvml = self._nvml
-        with self._faults(f"GPU {index}"):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = str(nvml.nvmlDeviceGetUUID(handle))
         with self._faults(uuid):
             self._handles[uuid] = handle
             low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)

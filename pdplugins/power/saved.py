@@ -10,12 +10,12 @@ import fcntl
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pdplugins.errors import ConfigError, HostError, one_line
-from pdplugins.files import write_whole
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST_BYTES = 2**20
@@ -60,10 +60,8 @@ class SavedCaps:
 
     def save(self, caps_w: Mapping[str, float]) -> None:
         """Write the caps down, so that they are on the disk when this returns. Raises ConfigError."""
-        write_whole(self._path, json.dumps({"schema": SCHEMA, "boot": _boot(), "caps_w": dict(caps_w)}), 0o644)
         try:
-            for path in (self._path, self._path.parent):
-                _to_disk(path)
+            write_state(self._path, {"schema": SCHEMA, "boot": boot(), "caps_w": dict(caps_w)})
         except OSError as error:
             raise self._no_room(error) from None
 
@@ -86,9 +84,8 @@ def saved_caps(folder: Path) -> dict[str, float]:
     """
     path = folder / "caps.json"
     try:
-        with path.open(encoding="utf-8") as file:
-            data = json.loads(file.read(MOST_BYTES))
-        if data["boot"] != _boot():
+        data = read_state(path)
+        if data["boot"] != boot():
             return {}
         schema, caps_w = data["schema"], {str(uuid): _watts(watts) for uuid, watts in data["caps_w"].items()}
     except FileNotFoundError:
@@ -104,9 +101,41 @@ def saved_caps(folder: Path) -> dict[str, float]:
     return caps_w
 
 
-def _to_disk(path: Path) -> None:
-    """Return once a file or a folder is on the disk as it is now."""
-    handle = os.open(path, os.O_RDONLY)
+def read_state(path: Path) -> Any:
+    """Return what a file of ours holds. No link is followed, and no pipe waited for. Raises OSError or ValueError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        return json.loads(file.read(MOST_BYTES))
+
+
+def write_state(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write a file of ours, whole or not at all. Raises OSError.
+
+    A link in its place is replaced: whoever can write to the folder shall not have this process, which may be root's,
+    write to another file.
+
+    :param durable: return only when it is on the disk. One that is void after a restart of the machine need not wait.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    try:
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    if durable:
+        _to_disk(path.parent)
+
+
+def _to_disk(folder: Path) -> None:
+    """Return once the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -119,7 +148,8 @@ def _watts(value: Any) -> float:
     return float(value)
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Return the name of this start of the machine."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -15,8 +11,9 @@ from urllib.request import urlopen
 import yaml
 
 from benchmarks.rig.gpus.nodes import Node, Standin
+from tests.programs import PDPLUGINS
+from tests.waiting import until
 
-PROGRAM = "from pdplugins.cli import main; main()"
 CONFIG: dict[str, Any] = {
     "slo": {"ttft_s": 1.0, "tpot_s": 0.04},
     "deployment": {
@@ -25,22 +22,6 @@ CONFIG: dict[str, Any] = {
     },
     "power": {"name": "rapid", "budget_w": 4800, "max_w": 700},
 }  # fmt: skip
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something holds."""
-    end_s = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Power:
@@ -60,7 +41,7 @@ class Power:
         self.config.write_text(yaml.safe_dump({**CONFIG, **changes, "node": node}))
 
     def _command(self, *words: str) -> list[str]:
-        return [sys.executable, "-c", PROGRAM, "power", *words]
+        return [*PDPLUGINS, "power", *words]
 
     def do(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

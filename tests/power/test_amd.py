@@ -116,6 +116,13 @@ def test_a_gpu_that_cannot_be_read_is_passed_over(amd: Amd) -> None:
     assert "leave it out of node.gpus" in said[uuids[2]]
 
 
+def test_a_gpu_that_hangs_is_passed_over(amd: Amd) -> None:
+    uuids = [uuid for uuid, *_ in amd.ask("devices")["said"]]
+    amd.node.gpu[2].read_delay_s = 600.0
+    assert [uuid for uuid, *_ in amd.ask("devices")["said"]] == [*uuids[:2], *uuids[3:]]
+    assert "no answer within 5 s" in amd.ask("unreadable")["said"][uuids[2]]
+
+
 def test_an_error_passes_while_another_gpu_is_broken(amd: Amd) -> None:
     assert len(amd.ask("devices")["said"]) == 8
     amd.node.gpu[2].read_fault = 2

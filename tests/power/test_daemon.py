@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +14,11 @@ import pytest
 
 from benchmarks.rig.gpus.nodes import Standin
 from pdplugins.hosts.power import daemon
-from pdplugins.power.saved import SavedCaps
+from pdplugins.power.saved import SavedCaps, boot
+from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
-from tests.power.daemon import Power, free_port, until
+from tests.power.daemon import Power
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.moderate,
@@ -40,7 +41,7 @@ def power(nvidia: Standin, tmp_path: Path) -> Iterator[Power]:
 
 
 def test_caps_are_ours_while_it_runs_and_those_from_before_again_after_it(power: Power) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     process = power.start("--metrics-port", str(port))
     assert power.keeps(port)
     said = power.end(process)
@@ -58,7 +59,7 @@ def test_after_a_kill_the_next_start_knows_the_caps_from_before(power: Power) ->
     assert power.node.limits_w() == OURS_W
     told = power.do("status", "--config", str(power.config), "--json")
     assert [row["before_w"] for row in json.loads(told.stdout)] == before_w
-    port = free_port()
+    (port,) = free_ports(1)
     again = power.start("--metrics-port", str(port))
     assert power.keeps(port)
     power.end(again)
@@ -149,7 +150,7 @@ def test_the_end_gives_no_watts_away_that_a_silent_gpu_may_draw(power: Power) ->
     """It fell off the bus after the checks of the start, and before it told its cap."""
     _, other = killed_with_two(power)
     power.node.gpu[1].read_delay_s = 0.5
-    port = free_port()
+    (port,) = free_ports(1)
     process = power.start("--metrics-port", str(port))
     assert until(lambda: "pdplugins_power_over_budget_watts" in power.metrics(port))
     power.node.gpu[1].read_fault = 15
@@ -184,8 +185,19 @@ def test_a_second_controller_is_told_who_the_first_one_is(power: Power) -> None:
     power.end(process)
 
 
+def test_a_start_takes_the_roles_that_the_last_process_changed(power: Power) -> None:
+    power.write(node={"actuator": "command", "command": ["true"]})
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    power.state.mkdir()
+    workers = {"gpu7": {"role": "prefill", "instead_of": "decode", "gpus": [uuids[7]]}}
+    (power.state / "roles.json").write_text(json.dumps({"schema": 1, "boot": boot(), "workers": workers}))
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    assert "gpu7 serves prefill since a change of its role; the config says decode" in power.end(process)
+
+
 def test_shadow_and_dry_run_change_nothing(power: Power) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     process = power.start("--shadow", "--metrics-port", str(port))
     assert until(lambda: 'pdplugins_power_target_watts{gpu="GPU' in power.metrics(port))
     assert until(lambda: " 600.0" in "".join(line for line in power.metrics(port).splitlines() if "target_w" in line))
@@ -355,9 +367,28 @@ def test_who_may_not_set_caps_is_told_so_and_the_daemon_ends(power: Power) -> No
     assert not (power.state / "caps.json").exists()
 
 
+def test_status_shows_the_others_beside_a_gpu_that_hangs(power: Power) -> None:
+    power.node.gpu[2].read_delay_s = 600.0
+    done = power.do("status", "--state", str(power.state), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["cap_w"] for row in rows] == [*BEFORE_W[1:], None]
+    assert "no answer within 5 s" in rows[-1]["error"]
+
+
+def test_a_driver_that_hangs_in_its_list_is_one_line(power: Power) -> None:
+    power.write(node={"call_s": 0.1})
+    power.node.list_delay_s = 600.0
+    for words in (["status"], ["cap", "all=500"], ["run"]):
+        done = power.do(*words, "--config", str(power.config))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "driver: it does not list its GPUs within 6 s" in done.stderr
+    assert power.node.writes == 0
+
+
 def test_a_hung_gpu_stops_neither_the_others_nor_the_end(power: Power) -> None:
     power.write(node={"call_s": 0.2, "restore_s": 2.0})
-    port = free_port()
+    (port,) = free_ports(1)
     process = power.start("--metrics-port", str(port))
     assert power.settled_at(*OURS_W)
     assert power.keeps(port)
@@ -403,7 +434,7 @@ def test_a_start_keeps_what_is_noted_of_gpus_that_are_not_there_now(power: Power
     power.end(process, signal.SIGKILL)
     with closing(SavedCaps(power.state)) as saved:
         saved.save({**saved.load(), "GPU-lost": 700.0})
-    port = free_port()
+    (port,) = free_ports(1)
     process = power.start("--metrics-port", str(port))
     assert power.keeps(port)
     said = power.end(process)
@@ -421,10 +452,9 @@ def test_a_reload_that_raises_anything_keeps_the_old_policy(
         raise ValueError("a policy that cannot be built")
 
     monkeypatch.setattr(daemon, "load", broken)
-    wanted = threading.Event()
-    wanted.set()
+    asked = daemon.Asked(reload=True)
     old: Any = SimpleNamespace(controller="the old one")
-    daemon._reload(daemon.Options("rapid"), *cast("Any", (None, old, None, None)), wanted)
+    daemon._reload(daemon.Options("rapid"), *cast("Any", (None, old, None, None)), asked)
     assert old.controller == "the old one"
     assert "not reloaded, the old config goes on" in caplog.text
-    assert not wanted.is_set()
+    assert not asked.reload

@@ -13,6 +13,7 @@ from pdplugins.config import NodeConfig
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.power import assembly
+from pdplugins.power import calls
 from pdplugins.power.nvml import NOT_PERSISTENT, NvmlBackend
 from pdplugins.types import DeviceError, DeviceFault
 
@@ -147,6 +148,19 @@ def test_a_gpu_that_cannot_be_read_matters_only_where_it_takes_part(
     nvidia.node.gpu[2].read_fault = 0
     assert [device.uuid for device in nvml.devices()] == uuids
     assert not nvml.unreadable
+
+
+def test_a_gpu_that_hangs_matters_only_where_it_takes_part(
+    nvidia: Standin, nvml: NvmlBackend, uuids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "LIST_S", 0.2)
+    broken, others = uuids[2], [*uuids[:2], *uuids[3:]]
+    nvidia.node.gpu[2].read_delay_s = 2.0
+    assert [device.uuid for device in nvml.devices()] == others
+    assert {uuid: error.fault for uuid, error in nvml.unreadable.items()} == {broken: DeviceFault.TIMEOUT}
+    assert taking_part(*others) == others
+    with pytest.raises(DeviceError, match=f"{broken}: no answer within 0.2 s"):
+        taking_part(*uuids)
 
 
 def test_a_gpu_that_does_not_tell_its_uuid_matters_only_where_it_takes_part(

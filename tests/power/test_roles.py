@@ -18,7 +18,7 @@ from pdplugins.hosts.power import roles as module
 from pdplugins.hosts.power.assembly import Seat
 from pdplugins.hosts.power.roles import ActedRoles, command_step, role_switch_step
 from pdplugins.types import Role, RoleMove
-from tests.power.daemon import until
+from tests.waiting import until
 
 SEATS = (Seat("a", (0,), Role.PREFILL), Seat("b", (1,), Role.DECODE), Seat("c", (2,), Role.DECODE))
 TO_PREFILL = [RoleMove("c", Role.PREFILL, "TTFT")]
@@ -142,6 +142,23 @@ def test_a_program_may_leave_an_engine_running_that_holds_its_output_open(tmp_pa
             step("change", "3", Role.DECODE)
     finally:
         os.kill(int(Path(f"{program}.pid").read_text()), signal.SIGTERM)
+
+
+def test_a_program_is_not_ended_by_the_ctrl_c_that_ends_the_daemon(tmp_path: Path) -> None:
+    program = tmp_path / "slow.sh"
+    program.write_text('#!/bin/sh\necho begun > "$0.log"\nsleep 1\necho ended > "$0.log"\n')
+    program.chmod(0o755)
+    code = (
+        "import signal, sys; from pdplugins.hosts.power.roles import command_step; from pdplugins.types import Role\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "command_step((sys.argv[1],), 20.0)('change', 'w', Role.DECODE)"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", code, str(program)], process_group=0)
+    log = Path(f"{program}.log")
+    assert until(lambda: log.exists() and log.read_text() == "begun\n")
+    os.killpg(daemon.pid, signal.SIGINT)  # as a terminal does
+    assert daemon.wait(30) == 0
+    assert log.read_text() == "ended\n"
 
 
 class Switch(BaseHTTPRequestHandler):

@@ -111,3 +111,26 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     with pytest.raises(ConfigError):
         SavedCaps(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_in_the_place_of_the_caps_is_neither_read_nor_written_through(tmp_path: Path) -> None:
+    """Who can write to the folder could have root overwrite any file."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(json.dumps({"schema": 1, "boot": module.boot(), "caps_w": {"a": 1}}))
+    before = elsewhere.read_text()
+    state = tmp_path / "state"
+    one = SavedCaps(state)
+    (state / "caps.json").symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=r"caps\.json cannot be read"):
+        one.load()
+    one.save({"GPU-a": 650.0})
+    assert one.load() == {"GPU-a": 650.0}
+    assert elsewhere.read_text() == before
+    assert sorted(path.name for path in state.iterdir()) == ["caps.json", "lock"]
+    one.close()
+
+
+def test_a_pipe_in_the_place_of_the_caps_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "caps.json")
+    with pytest.raises(ConfigError, match="it is no file"):
+        saved_caps(tmp_path)
