@@ -3,7 +3,7 @@
 from pdplugins.config.base import MOST_GPUS, MOST_JOBS, Choice
 from pdplugins.config.choices import bundle_settings, in_bundle, resolved, settings_of, with_defaults
 from pdplugins.config.files import find, load, named, parse, shipped
-from pdplugins.config.messages import first_error
+from pdplugins.config.messages import checked, first_error
 from pdplugins.config.model import CHOICES, Config
 from pdplugins.config.node import NodeConfig, NodeWorker
 from pdplugins.config.sections import (
@@ -36,6 +36,7 @@ __all__ = [
     "SimulationConfig",
     "SloConfig",
     "bundle_settings",
+    "checked",
     "find",
     "first_error",
     "in_bundle",

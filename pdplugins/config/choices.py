@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pdplugins.config.base import Choice
-from pdplugins.config.messages import first_error
+from pdplugins.config.messages import checked
 from pdplugins.config.model import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
@@ -18,12 +18,9 @@ def settings_of(kind: str, choice: Choice, where: str = "config", registry: Regi
     """Check the settings of one plugin against the model that it registered."""
     try:
         registration = _registration(kind, choice, registry)
-        return registration.settings.model_validate(choice.settings)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except ValidationError as error:
-        detail = first_error(error, registration.settings)
-        raise ConfigError(f"{where}: {kind} {choice.name}: {detail}") from None
+    return checked(registration.settings, choice.settings, f"{where}: {kind} {choice.name}")
 
 
 def in_bundle(key: str, choice: Choice, registry: Registry | None = None) -> bool:
@@ -59,11 +56,11 @@ def with_defaults(config: Config, key: str, choice: Choice, registry: Registry |
     return Choice(name=choice.name, **settings.model_dump(mode="json"))
 
 
-def resolved(checked: Config) -> dict[str, Any]:
-    """Return `checked` as plain data with the defaults of the chosen plugins filled in."""
-    data = checked.model_dump(mode="json")
-    for key, choice in checked.chosen.items():
-        data[key] = with_defaults(checked, key, choice).model_dump(mode="json")
+def resolved(config: Config) -> dict[str, Any]:
+    """Return `config` as plain data with the defaults of the chosen plugins filled in."""
+    data = config.model_dump(mode="json")
+    for key, choice in config.chosen.items():
+        data[key] = with_defaults(config, key, choice).model_dump(mode="json")
     return data
 
 

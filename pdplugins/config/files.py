@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from pdplugins.config.choices import bundle_settings, in_bundle, settings_of
-from pdplugins.config.messages import first_error
+from pdplugins.config.messages import checked
 from pdplugins.config.model import CHOICES, Config
 from pdplugins.errors import ConfigError, meant, one_line
-from pdplugins.files import is_file
+from pdplugins.files import is_file, is_folder
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
@@ -21,6 +19,11 @@ def load(path: Path, registry: Registry | None = None) -> Config:
     """Read and check a config file. Raises ConfigError with one line for the first error."""
     try:
         data = read_yaml(path)
+    except IsADirectoryError:
+        known = ", ".join(shipped())
+        raise ConfigError(
+            f"{one_line(path)}: is a folder; name a config file in it, or a shipped config: {known}"
+        ) from None
     except OSError as error:
         hint = meant(path.stem, shipped())
         raise ConfigError(
@@ -33,10 +36,7 @@ def load(path: Path, registry: Registry | None = None) -> Config:
 
 def parse(data: Any, where: str = "config", registry: Registry | None = None) -> Config:
     """Check a config that is given as plain data. `where` names it in errors."""
-    try:
-        config = Config.model_validate({} if data is None else data)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {first_error(error, Config)}") from None
+    config = checked(Config, {} if data is None else data, where)
     for key, choice in config.chosen.items():
         settings_of(key, choice, where, registry)
     for name in {choice.name for key, choice in config.chosen.items() if in_bundle(key, choice, registry)}:
@@ -45,9 +45,14 @@ def parse(data: Any, where: str = "config", registry: Registry | None = None) ->
 
 
 def find(name: str) -> Path:
-    """Return the config file called `name`: a path, or the name of a shipped one, also beside a folder of that name."""
+    """Return the config file called `name`: a path, or the name of a shipped one, also beside a folder of that name.
+
+    Any other folder is returned as it is: who reads it says what it is.
+    """
     path = Path(name)
-    return path if path.suffix in {".yaml", ".yml"} or _is_there(path) else data_dir("configs") / f"{name}.yaml"
+    if path.suffix in {".yaml", ".yml"} or _is_there(path) or (is_folder(path) and name not in shipped()):
+        return path
+    return data_dir("configs") / f"{name}.yaml"
 
 
 def named(name: str) -> Config:

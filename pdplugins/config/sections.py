@@ -50,6 +50,9 @@ class DeploymentConfig(Section):
     kv_tokens: int | None = Field(
         None, ge=1, description="KV cache of a decode worker that its engine states; else Eq. 11"
     )
+    mixed_steps: bool = Field(
+        True, description="engines prefill and decode in one step; false for SGLang without --enable-mixed-chunk"
+    )
     isl_tokens: int = Field(1024, ge=1, description="prompt length to choose tp: auto for")
     osl_tokens: int = Field(256, ge=1, description="output length to choose tp: auto for")
     prefill: PoolConfig = PoolConfig(tp=1)

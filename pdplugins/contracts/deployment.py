@@ -30,6 +30,10 @@ class Deployment:
     any_role: bool = False
     """Whether every worker can do both phases, so that a role may have no worker of its own."""
 
+    mixed_steps: bool = True
+    """Whether engines prefill and decode in one step. Where they do not, a step of prefill and the decode step after it
+    count as one, which takes the sum of their times."""
+
     def gpus(self, prefill: int, decode: int) -> int:
         """Return the GPUs that `prefill` plus `decode` workers use."""
         return prefill * self.prefill_tp + decode * self.decode_tp

@@ -27,21 +27,12 @@ class Traffic:
     """Mean time per output token after the first; None likewise."""
     isl_sq_tokens: float | None = None
     """Mean of the square of the input sequence length; with `isl_tokens` it gives the variance."""
-    osl_sq_tokens: float | None = None
-    """Mean of the square of the output sequence length."""
     local_share: float | None = None
     """Share of the requests that finished on the worker that prefilled them, 0 to 1."""
     prefix_hit_rate: float | None = None
     """Share of the prompt tokens that were already in a KV cache, 0 to 1."""
     local_prefill_tokens: float | None = None
     """Mean prompt tokens, without cached ones, of the requests in `local_share`; None when there are none."""
-
-    @property
-    def isl_variance(self) -> float | None:
-        """Variance of the input sequence length, in tokens squared; None when the host does not say."""
-        if self.isl_tokens is None or self.isl_sq_tokens is None:
-            return None
-        return max(self.isl_sq_tokens - self.isl_tokens**2, 0.0)
 
     @property
     def rate(self) -> float:

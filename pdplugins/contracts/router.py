@@ -51,7 +51,7 @@ class Router(Protocol):
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Fill in `second` of a placement that was left open at arrival."""
+        """Fill in `second` of a placement that was left open at arrival, or whose `second` is gone since."""
         ...
 
 

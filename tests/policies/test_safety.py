@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdplugins.config import Config
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.testing import Worker, check_batch_plan, check_placement, check_scale_plan
+from pdplugins.testing import Worker, check_batch_plan, check_placement, check_scale_plan, worker
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
@@ -112,6 +112,22 @@ def test_a_router_places_every_request_where_somebody_is(
 ) -> None:
     """NaN loads, workers that come and go, prompts beyond any KV cache, a bound worker that is gone; always alike."""
     assert route(make("router", name), stream) == route(make("router", name), stream)
+
+
+@pytest.mark.parametrize("name", registered.names("router"))
+@pytest.mark.parametrize("told", ["nobody", "the one that is gone"])
+def test_a_prompt_whose_decode_worker_is_gone_decodes_elsewhere(name: str, told: str) -> None:
+    """A gateway then asks with an open placement, the simulator with the old one."""
+    router: Router = make("router", name)
+    fleet = tuple(worker(f"{role}{index}") for role in Role for index in range(3))
+    request = Request("r", 0.0, 3000)
+    placed = router.on_arrival(request, fleet, 0.0)
+    if placed.second is None:
+        placed = router.on_prefill_done(request, placed, fleet, 0.1)
+    left = tuple(each for each in fleet if each.id not in (placed.first, placed.second))
+    asked = placed if told == "the one that is gone" else replace(placed, second=None)
+    again = router.on_prefill_done(request, asked, left, 0.2)
+    assert again.second in {each.id for each in left}
 
 
 queued = st.builds(

@@ -53,6 +53,7 @@ class DopdRouter:
         self._block_tokens = settings.block_tokens
         self._cache_weight = settings.cache_weight
         self._workers: tuple[WorkerView, ...] | None = None
+        self._ids: frozenset[str] = frozenset()
         self._prefill: Sequence[WorkerView] = ()
         self._decode: Sequence[WorkerView] = ()
 
@@ -70,8 +71,12 @@ class DopdRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`, which was complete at arrival."""
-        return placement
+        """Return `placement`, which was complete at arrival, with another decode worker where its own is gone."""
+        if workers is not self._workers:
+            self._split(workers)
+        if placement.second in self._ids:
+            return placement
+        return Placement(placement.first, self._cheapest_decode(request).id, placement.split)
 
     def _has_time(self, worker: WorkerView, tokens: int) -> bool:
         """Return whether the next decode step of `worker` may include a prompt of `tokens` tokens.
@@ -121,4 +126,5 @@ class DopdRouter:
     def _split(self, workers: tuple[WorkerView, ...]) -> None:
         pools = by_role("dopd", workers)
         self._workers = workers
+        self._ids = frozenset(worker.id for worker in workers)
         self._prefill, self._decode = pools[Role.PREFILL] or workers, pools[Role.DECODE] or workers

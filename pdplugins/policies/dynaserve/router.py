@@ -77,8 +77,13 @@ class DynaServeRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`, which was complete at arrival."""
-        return placement
+        """Return `placement`, which was complete at arrival, with another decode worker where its own is gone."""
+        if workers is not self._workers:
+            self._see(workers)
+        if placement.second in self._servers:
+            return placement
+        able = [server for server in self._servers.values() if server.can(Role.DECODE)] or self._servers.values()
+        return Placement(placement.first, min(able, key=Server.fill).view.id, placement.split)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Teach the output-length predictor with complete answers, and take back what will not be done of others."""

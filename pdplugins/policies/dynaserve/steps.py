@@ -43,15 +43,16 @@ class Grid:
         return self._values[index] + tokens % CELL_TOKENS * self._rises[index]
 
 
-def grid_steps(perf: PerfModel, tp: int) -> StepModel[float]:
+def grid_steps(perf: PerfModel, tp: int, *, mixes: bool) -> StepModel[float]:
     """Return `pdplugins.perf.steps.step_model` over grids instead of the profile itself."""
 
     def prefill_s(tokens: float) -> float:
         return perf.prefill_s(tokens, tp)
 
     if (dense_s := dense_part(perf, tp)) is None:
-        return StepModel(Grid(prefill_s))
-    return StepModel(prefill_s, Grid(dense_s), Grid(lambda tokens: prefill_s(tokens) - dense_s(tokens)))
+        return StepModel(Grid(prefill_s), mixes=mixes)
+    attention = Grid(lambda tokens: prefill_s(tokens) - dense_s(tokens))
+    return StepModel(prefill_s, Grid(dense_s), attention, mixes=mixes)
 
 
 def adder(steps: StepModel[float], earlier: int, tokens: int, batch: int) -> Callable[[int], float]:
@@ -59,7 +60,7 @@ def adder(steps: StepModel[float], earlier: int, tokens: int, batch: int) -> Cal
     attention, dense = steps.attention, steps.dense
     if dense is None:
         return lambda new: steps.added(new, earlier, tokens, batch)
-    knows_dense, before = dense, tokens + batch
+    knows_dense, before = dense, tokens + batch if steps.mixes else tokens
     dense_before = dense(before) if before else 0.0
     attended, alone = attention(earlier), 0.0 if tokens else attention(0)
 

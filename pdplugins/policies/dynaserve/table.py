@@ -22,7 +22,7 @@ class ProfileTable:
     """Step times of one instance."""
 
     def __init__(self, deployment: Deployment, learning_rate: float) -> None:
-        self.steps = grid_steps(deployment.perf, shared_tp(deployment))
+        self.steps = grid_steps(deployment.perf, shared_tp(deployment), mixes=deployment.mixed_steps)
         """Modelled times of prefill."""
         self._perf, self._decode_tp = deployment.perf, deployment.decode_tp
         self._rate = learning_rate

@@ -58,10 +58,14 @@ class FusionBatchScheduler:
         if self._saved.waits(view, budget, now_s):
             return BatchPlan({}, reason="saves time for a larger chunk")
         if len(view.queue) < 2:
-            return self._filled(steps, step, view.queue, budget)
-        order = self._ordered(view, budget, self._speed(step, budget), now_s)
-        plan = self._filled(steps, step, order, budget)
-        return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
+            plan = self._filled(steps, step, view.queue, budget)
+        else:
+            order = self._ordered(view, budget, self._speed(step, budget), now_s)
+            plan = self._filled(steps, step, order, budget)
+            plan = BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
+        if self._saved.composes_ahead:
+            self._saved.composed(plan, step.predicted_s() * slow, now_s)
+        return plan
 
     def _within(self, step: Step, budget: int, limit_s: float) -> int:
         """Return the part of `budget` with which a step takes `limit_s`; a turn of the oldest prompt always fits."""
@@ -83,7 +87,7 @@ class FusionBatchScheduler:
         """Learn from a step."""
         self._worker = self._drift.whose(plan.prefill_tokens) or self._worker
         slow = self._drift.of(self._worker)
-        self._saved.after(view, took_s)
+        self._saved.after(view, plan, took_s)
         modelled_s = self._sized(slow).learn(view, plan, took_s / slow)
         self._costs.measured(modelled_s * slow, took_s, decodes=view.decode_requests > 0)
         if self._worker:

@@ -95,12 +95,12 @@ class Frontier:
     def _most(self, prefill_only: int, mixed: int) -> tuple[float, float]:
         """Return the most requests a second, and the mean seconds of a step of the mixed workers at that rate."""
         isl, osl, points = self.lengths.isl, self.lengths.osl, self.mixed
-        away = prefill_only * self.prefill * self._in_time(prefill_only, self.wait_s)
+        away = prefill_only * self.prefill * self._done_share(prefill_only, self.wait_s)
 
         def beyond(index: int) -> float:
             """Return the prefill that is left over at the rate at which all mixed workers decode as at a point."""
             decoded, prefilled, wait_s, _ = points[index]
-            return away + mixed * (prefilled * self._in_time(mixed, wait_s) - decoded * isl / osl)
+            return away + mixed * (prefilled * self._done_share(mixed, wait_s) - decoded * isl / osl)
 
         index = bisect_left(range(len(points)), True, key=lambda index: beyond(index) < 0)
         if index == len(points):
@@ -113,13 +113,13 @@ class Frontier:
         before, share = mixed * first.decoded / osl, left / (left - short)
         return before + (at - before) * share, first.step_s + (last.step_s - first.step_s) * share
 
-    def _in_time(self, workers: int, wait_s: float) -> float:
+    def _done_share(self, workers: int, wait_s: float) -> float:
         """Return the share of the prefill of so many workers at which prompts wait no longer than they may.
 
         The mean wait before a server (Pollaczek and Khinchine) is about the time of a prompt, times the spread of their
         lengths, times load over what is left of it. Several workers share one queue.
         """
-        return in_time(workers, self.lengths.spread * self.lengths.isl / self.prefill, wait_s)
+        return done_share(workers, self.lengths.spread * self.lengths.isl / self.prefill, wait_s)
 
     def best(self, workers: int, gain: float = 0.0) -> int:
         """Return the smallest number of prefill-only workers whose rate is at most `gain` below the best one."""
@@ -167,7 +167,7 @@ def curve(points: Iterable[Point], own_s: float = 0.0) -> tuple[Point, ...]:
     """
     kept: list[tuple[float, Point]] = []
     for _, prefilled, point in sorted(
-        ((point.decoded, point.prefilled * in_time(SEVERAL, own_s, point.wait_s), point) for point in points),
+        ((point.decoded, point.prefilled * done_share(SEVERAL, own_s, point.wait_s), point) for point in points),
         reverse=True,
     ):
         if not kept or prefilled > kept[-1][0]:
@@ -175,7 +175,7 @@ def curve(points: Iterable[Point], own_s: float = 0.0) -> tuple[Point, ...]:
     return tuple(point for _, point in reversed(kept))
 
 
-def in_time(workers: int, own_s: float, wait_s: float) -> float:
+def done_share(workers: int, own_s: float, wait_s: float) -> float:
     """Return the share of the prefill of so many workers that is done while prompts wait for `wait_s` in the mean."""
     return workers / (workers + own_s / wait_s) if workers else 0.0
 

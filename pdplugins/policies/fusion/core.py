@@ -17,13 +17,14 @@ from pdplugins.policies.fusion.costs import Costs, decodes_of
 from pdplugins.policies.fusion.doubt import Cases
 from pdplugins.policies.fusion.drift import BAND, Drift
 from pdplugins.policies.fusion.feedback import Feedback
+from pdplugins.policies.fusion.handovers import HandOvers
 from pdplugins.policies.fusion.lengths import MeanLengths
 from pdplugins.policies.fusion.present import Present
 from pdplugins.policies.fusion.residents import Residents
 from pdplugins.policies.fusion.watts import Powered, powered
 from pdplugins.policies.rapid.controller import Caps
 
-CONTEXT_CELL = 64
+MEAN_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0, 0.0)
 AHEAD_SHARE = 0.45
@@ -55,6 +56,7 @@ class Core:
         self.feedback = Feedback(deployment.slo)
         self.residents = Residents()
         self.drift = Drift()
+        self.hand_overs = HandOvers(deployment.slo.ttft_s)
         self.present = Present(self._speed)
         self.ahead_s = min(settings.ahead_steps * self.costs.step_s, AHEAD_SHARE * self.costs.due_s)
         """Seconds of prefill that may wait on a worker which decodes."""
@@ -124,6 +126,8 @@ class Core:
         wanted = present if self._has_room(cases.least(present), now_s) else self._corrected(cases, present, workers)
         if settings.long_prompts:
             wanted = wanted or self._for_long(does, workers, present, now_s)
+        if self._late_away(isl):
+            wanted = 0
         self.wanted = max(wanted, min(least, workers - 1))
         self._tight_tokens = TIGHT * self._usable(kv_capacity_tokens)
         self._tight_step_s = math.inf
@@ -147,6 +151,7 @@ class Core:
         self.lengths.decoded(sum(decodes_of(worker)[0] for worker in workers), sum(map(_decodes_s, workers)), now_s)
         if self.sizes_steps:
             self.costs.answers(0.0 if self.feedback.misses_tpot else self.lengths.short)
+        self.hand_overs.at(now_s)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
             load, (decodes, context) = worker.load, decodes_of(worker)
@@ -225,10 +230,19 @@ class Core:
         self.residents.left(request.id)
         self.present.left(request.id, outcome.output_tokens)
         self.drift.left(request.id)
+        self.hand_overs.ended(request, outcome)
         if self.lengths.knows(request):
             self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
         self.lengths.ended(request, outcome.output_tokens if finished else None, outcome.tpot_s, self.present.now_s)
+
+    def _late_away(self, isl: float) -> bool:
+        """Tell whether hand-overs take so long that a mean prompt is late behind one step of a prefill-only worker."""
+        if not (delay_s := self.hand_overs.delay_s):
+            return False
+        tokens = max(int(isl), 1)
+        computes_s = (self.costs.prefill_s(tokens) + self.costs.chunk / self.costs.alone) * self.drift.typical
+        return computes_s + self.costs.transfer_s(tokens) + delay_s > self.costs.due_s
 
     def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
         """Return what workers can do, within the budget of watts if there is one."""
@@ -272,7 +286,7 @@ class Core:
             decoding = [worker for worker in workers if worker.role is Role.DECODE] or workers
             self._caches = Counter(worker.kv_capacity_tokens or math.inf for worker in decoding)
         context, slow = self.context, self.drift.typical
-        if (cell := (int(context) // CONTEXT_CELL, slow, self.shared)) != self._cell:
+        if (cell := (int(context) // MEAN_CELL, slow, self.shared)) != self._cell:
             self._cell = cell
             within = self.costs.most_decodes(context, self.deployment.max_batch, slow)
             fits = {tokens: max(int(min(within, self._usable(tokens) / context)), 1) for tokens in self._caches}

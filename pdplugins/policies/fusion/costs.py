@@ -75,7 +75,7 @@ class Costs:
         self._longest_attending_s = self._table.steps.attending(self.longest, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
-        self._paces: dict[PaceKey, Pace] = {}
+        self._paces: dict[PaceKey, WorkerPace] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
@@ -165,7 +165,9 @@ class Costs:
         """
         return self.pace(decodes, context, tpot_s, slow).rate
 
-    def pace(self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0, done: int = 0) -> Pace:
+    def pace(
+        self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0, done: int = 0
+    ) -> WorkerPace:
         """Return how fast a worker prefills beside its decodes. The parameters are those of `beside`.
 
         :param done: tokens of the prompt before those of a step. To attend to many takes most of a small step.
@@ -175,7 +177,7 @@ class Costs:
         key = batch, cell, done // DONE_CELL, ms, slow, self._answers
         return self._paces.get(key) or self._new_pace(key)
 
-    def _new_pace(self, key: PaceKey) -> Pace:
+    def _new_pace(self, key: PaceKey) -> WorkerPace:
         batch, cell, done, ms, slow, _ = key
         if len(self._paces) >= MOST_CELLS:
             self._paces.clear()
@@ -183,7 +185,7 @@ class Costs:
         rate, most, took_s, saves = self._beside(
             batch * BATCH_CELL, cell * CONTEXT_CELL, step_s, done * DONE_CELL or self.chunk // 2
         )
-        pace = self._paces[key] = Pace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
+        pace = self._paces[key] = WorkerPace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
         return pace
 
     def answers(self, osl: float) -> None:
@@ -240,7 +242,7 @@ class Costs:
         return rate, within, step_s, False
 
 
-class Pace(NamedTuple):
+class WorkerPace(NamedTuple):
     """How fast a worker prefills beside its decodes."""
 
     rate: float

@@ -11,7 +11,7 @@ from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.deadlines import DeadlineQueue
-from pdplugins.policies.fusion.pace import Pace
+from pdplugins.policies.fusion.pace import PoolPace
 from pdplugins.policies.fusion.sacrifice import Job
 
 LEAST_RETRY_S = 1.0
@@ -28,7 +28,7 @@ class FusionFlow:
         self._costs = core.costs
         self._present = core.present
         self._queue = DeadlineQueue(settings.oldest_share)
-        self._pace = Pace()
+        self._pace = PoolPace()
         self._speed = 1.0
         self._ahead_s = core.ahead_s
         self._refuses = settings.overload == "refuse"

@@ -10,7 +10,7 @@ LEAST_RATIO = 0.25
 LEAST_SPEED = 1e-3
 
 
-class Pace:
+class PoolPace:
     """The ratio of measured to predicted speed while work waits. A speed is a number of idle workers."""
 
     def __init__(self) -> None:

@@ -13,14 +13,12 @@ from pdplugins.policies._common import fit_pools
 from pdplugins.policies.dopd.forecast import Forecaster, Kalman
 from pdplugins.policies.dopd.hold import Hold, Silence
 from pdplugins.policies.dopd.load import Load, LoadForecast, Spread, unusable
-from pdplugins.policies.dopd.staffing import upper_rate
+from pdplugins.policies.dopd.staffing import upper_rate, whole_workers
 from pdplugins.policies.fusion.composition import Frontier
 from pdplugins.policies.fusion.core import Core
 
 SIGMAS = 1.0
 """Standard errors of the request rate that are planned for."""
-MOST_WORKERS = 10**6
-"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 Pools = tuple[int, int]
 
 
@@ -132,7 +130,7 @@ class FusionPlanner:
     @staticmethod
     def _split(does: Frontier, rate: float) -> Pools:
         decoded = max(does.mixed[-1][0], 1e-9)
-        return _whole(rate * does.lengths.isl / does.prefill), _whole(rate * does.lengths.osl / decoded)
+        return whole_workers(rate * does.lengths.isl / does.prefill), whole_workers(rate * does.lengths.osl / decoded)
 
     def _held(self, wanted: Pools, now_s: float) -> Pools:
         """Let the pools shrink only to what was wanted in the last seconds, within the budget."""
@@ -154,7 +152,3 @@ class FusionPlanner:
         present = self._pools[0]
         serves = does.rate(present, count - present)
         return present if serves >= min(rate, does.rate(best, count - best) / (1 + gain)) else best
-
-
-def _whole(workers: float) -> int:
-    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

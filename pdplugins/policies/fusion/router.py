@@ -57,6 +57,7 @@ class FusionRouter:
             "capacity_rate": self._core.capacity,
             "prefill_only": float(self._core.wanted or 0),
             "mean_output_tokens": self._core.lengths.osl,
+            "hand_over_delay_s": self._core.hand_overs.delay_s,
             "ttft_missed": self._core.feedback.ttft_missed,
             "tpot_missed": self._core.feedback.tpot_missed,
         }
@@ -85,6 +86,7 @@ class FusionRouter:
         if not request.blocks:
             self._core.began(request, (), now_s)
         self._look(workers)
+        self._core.hand_overs.placed(request, None)
         placement = self._soonest(request, workers)
         if request.blocks and not self._core.lengths.knows(request):
             self._core.began(request, (self._named[placement.first],), now_s)
@@ -107,6 +109,9 @@ class FusionRouter:
             return Placement(first.id, None, request.prompt_tokens, f"{why}; decodes where its TPOT costs the least")
         if away is not None:
             than = "" if local is None else f", {local[0]:.2f} s local on {local[1].id}"
+            if not self._core.sizes_steps:  # engines of this process hand over as the profile says
+                expected_s = self._present.now_s + away[0] - self._core.hand_overs.delay_s
+                self._core.hand_overs.placed(request, expected_s)
             return self._away(request, workers, away[1], f"first token in {away[0]:.2f} s, prefill only{than}")
         # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
         return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
@@ -137,6 +142,8 @@ class FusionRouter:
         self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)
         self._core.drift.placed(request.id, best.id)
+        if best.id != placement.first and not self._core.sizes_steps:
+            self._core.hand_overs.begins(request, now_s + self._costs.transfer_s(request.prompt_tokens))
         return Placement(placement.first, best.id, request.prompt_tokens, why)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -188,7 +195,8 @@ class FusionRouter:
         wait_s, worker = best
         own_s = self._costs.prefill_s(request.prompt_tokens, self._known(request, worker))
         own_s *= self._core.drift.of(worker.id)
-        return wait_s + own_s + self._costs.transfer_s(request.prompt_tokens), worker
+        handed_s = self._costs.transfer_s(request.prompt_tokens) + self._core.hand_overs.delay_s
+        return wait_s + own_s + handed_s, worker
 
     def _spares(self, local: WorkerView, away: Soonest) -> bool:
         """Tell whether a prompt goes to a worker that only prefills though `local` would give its first token sooner.

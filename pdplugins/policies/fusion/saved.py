@@ -14,19 +14,35 @@ mean, and on an H100 they were: `benchmarks/gpu_live.py`.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
-from pdplugins.contracts.batching import BatchView
-from pdplugins.policies.fusion.costs import Costs, Pace
+from pdplugins.contracts.batching import BatchPlan, BatchView
+from pdplugins.policies.fusion.costs import Costs, WorkerPace
 
 MOST_OWED = 1.0
 """The most that is owed, in steps within the TPOT."""
 PAID = 0.25
 """Part of what is owed by which the next step is shorter. An engine composes a step while the one before runs, so it
 learns late how long that took: with this part, lengths come to rest the fastest, without swinging."""
+MOST_AHEAD = 2
+"""Steps that an engine composes before it reports the first of them."""
 EXACT = 0.005
 """Part of a step by which predictions are off anyhow."""
 WORTH = 0.7
 """A chunk is run before the most is saved if its tokens take at most one over this as long as those of the largest."""
+
+
+class Ahead(NamedTuple):
+    """A step that is composed."""
+
+    requests: frozenset[str]
+    """Whose prompts it has."""
+    until_s: float
+    """When it counts no longer."""
+    spends_s: float
+    """Seconds beyond the TPOT SLO."""
 
 
 class Saved:
@@ -35,11 +51,15 @@ class Saved:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._s = self._most_s = 0.0
-        self._pace: Pace | None = None
+        self._pace: WorkerPace | None = None
         """Of the decodes of the next step."""
         self._asked_s = 0.0
         self._reported_s = 0.0
         """Seconds of the steps since then that were reported."""
+        self.composes_ahead = False
+        """Whether the host composes a step while another one runs. Such a host reports steps that only decode, too."""
+        self._ahead = deque[Ahead](maxlen=MOST_AHEAD)
+        """The steps that are composed and not reported yet."""
         self._waits_since_s: float | None = None
 
     @property
@@ -50,19 +70,22 @@ class Saved:
     def before(self, view: BatchView, now_s: float, slow: float) -> float:
         """Return the seconds that the next step may take beyond the TPOT SLO, or by how many it has to be shorter.
 
-        Between two calls the engine only decodes, but for the steps that are reported.
+        Where a host reports steps with prompts only, the engine only decodes in the rest of the time between two calls.
+        Where it composes ahead, what a step spends is gone before that is reported.
 
         :param slow: how many times as long as the profile says the engine's steps take.
         """
         quiet_s = max(now_s - self._asked_s - self._reported_s, 0.0)
         self._asked_s, self._reported_s, self._pace = now_s, 0.0, None
+        self._keep(lambda ahead: ahead.until_s >= now_s)
         if view.decode_requests > 0 and not view.decode_tpots_s:
             self._pace = self._costs.pace(view.decode_requests, view.decode_context_tokens, None, slow)
             if self._pace.saves or self._s < 0:
                 mean_context = view.decode_context_tokens / view.decode_requests
                 alone_s = self._costs.decode_s(view.decode_requests, mean_context) * slow
-                self._save(quiet_s, alone_s, saves=self._pace.saves)
-                return self._s if self._s > 0 else PAID * self._s
+                self._save(0.0 if self.composes_ahead else quiet_s, alone_s, saves=self._pace.saves)
+                left_s = self._s - sum([ahead.spends_s for ahead in self._ahead])
+                return left_s if left_s > 0 else PAID * min(self._s, 0.0)
         self._s = self._most_s = 0.0
         return 0.0
 
@@ -100,11 +123,25 @@ class Saved:
         done = view.queue[0].done_tokens or 0
         return tokens / max(self._costs.added_s(tokens, done, view.decode_requests), 1e-9)
 
-    def after(self, view: BatchView, took_s: float) -> None:
+    def composed(self, plan: BatchPlan, predicted_s: float, now_s: float) -> None:
+        """Note what the step that was composed will take. One that is never run counts for twice that time."""
+        if self._pace is not None and plan.prefill_tokens:
+            spends_s = max(predicted_s - self._costs.step_s, 0.0)
+            self._ahead.append(Ahead(frozenset(plan.prefill_tokens), now_s + 2 * predicted_s, spends_s))
+
+    def _keep(self, counts: Callable[[Ahead], bool]) -> None:
+        if self._ahead:
+            self._ahead = deque(filter(counts, self._ahead), MOST_AHEAD)
+
+    def after(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Count a step that was reported."""
         if not math.isfinite(took_s):
             return
         self._reported_s += took_s
+        if not plan.prefill_tokens:
+            self.composes_ahead = True
+        else:
+            self._keep(lambda ahead: ahead.requests.isdisjoint(plan.prefill_tokens))
         if view.decode_requests > 0:
             step_s = self._costs.step_s
             self._s += step_s - took_s

@@ -31,7 +31,7 @@ class RapidSettings(BaseModel):
     gpu_cooldown_s: float = Field(3.0, ge=0, description="seconds between a move of a GPU and the next move")
     flip_timeout_s: float = Field(60.0, gt=0, description="seconds until a flip that has not happened is given up")
     interval_s: Interval = Field(0.5, description="MIN_TIME: seconds between two looks")
-    recent_s: float = Field(2.0, gt=0, description="seconds over which TTFT and token intervals are averaged")
+    recent_s: float = Field(2.0, gt=0, description="seconds of the mean TTFT and of the median token interval")
 
     @model_validator(mode="after")
     def _possible(self) -> RapidSettings:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean, median
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.numbers import is_number
@@ -24,19 +26,20 @@ PART_W = 2.0**-10
 
 
 class Recent:
-    """The mean of the values reported in the last `span_s` seconds."""
+    """The `middle` of the values reported in the last `span_s` seconds: their mean, or their median."""
 
-    def __init__(self, span_s: float) -> None:
+    def __init__(self, span_s: float, middle: Callable[[list[float]], float]) -> None:
         self._span_s = span_s
+        self._middle = middle
         self._values: deque[tuple[float, float]] = deque()
 
     def update(self, now_s: float, value: float | None) -> float | None:
-        """Take in `value` and return the mean; None when no value was reported in the whole span."""
+        """Take in `value` and return the middle; None when no value was reported in the whole span."""
         if is_number(value):
             self._values.append((now_s, value))
         while self._values and now_s - self._values[0][0] >= self._span_s:
             self._values.popleft()
-        return sum(value for _, value in self._values) / len(self._values) if self._values else None
+        return self._middle([value for _, value in self._values]) if self._values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class RapidController:
             )
         self._settings = settings
         self._slo = deployment.slo
-        self._ttft, self._tpot = Recent(settings.recent_s), Recent(settings.recent_s)
+        self._ttft = Recent(settings.recent_s, fmean)
+        self._tpot = Recent(settings.recent_s, median)  # one step that computes a preempted prompt again is no trend
         self._caps: Caps | None = None
         self._moving: dict[int, tuple[Role, float]] = {}
         """GPUs whose flip was asked for: to which phase, and when."""

@@ -63,8 +63,12 @@ class StockRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`, which was complete at arrival."""
-        return placement
+        """Return `placement`, which was complete at arrival, with another decode worker where its own is gone."""
+        if workers is not self._workers:
+            self._split(workers)
+        if placement.second in self._by_id:
+            return placement
+        return Placement(placement.first, self.pick(request, self._pools[D], D).id, placement.split)
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose one worker of `pool`."""

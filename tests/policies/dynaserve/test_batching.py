@@ -160,11 +160,12 @@ def test_the_table_does_not_grow_with_the_number_of_steps(deployment: Deployment
     st.integers(0, 30_000),
     st.integers(0, 9_000),
     st.integers(0, 200),
+    st.booleans(),
 )
 def test_a_search_reads_the_time_of_each_chunk_as_the_step_does(
-    model: Model, chunks: list[int], earlier: int, tokens: int, batch: int
+    model: Model, chunks: list[int], earlier: int, tokens: int, batch: int, mixes: bool
 ) -> None:
-    steps = grid_steps(model, 1)
+    steps = grid_steps(model, 1, mixes=mixes)
     added = adder(steps, earlier, tokens, batch)
     assert [added(new) for new in chunks] == [steps.added(new, earlier, tokens, batch) for new in chunks]
 

@@ -21,7 +21,7 @@ from pdplugins.policies.fusion.lengths import (
     PRIOR,
     MeanLengths,
 )
-from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
+from pdplugins.policies.fusion.pace import LEAST_RATIO, PoolPace
 from pdplugins.testing import deployment, request, worker
 from tests.policies.fusion.model import MODEL
 
@@ -212,7 +212,7 @@ def test_history_is_not_computed_again() -> None:
 @pytest.mark.parametrize(("done", "ratio"), [(1.0, 1.0), (0.5, 0.5), (0.0, LEAST_RATIO), (3.0, 1.0)])
 def test_the_pace_becomes_that_of_the_pool(done: float, ratio: float) -> None:
     """Four workers are predicted, and the work of four times `done` gets done."""
-    pace = Pace()
+    pace = PoolPace()
     for tick in range(400):
         pace.speed(4.0, tick * 0.1)
         pace.started(4.0 * done * 0.1)
@@ -220,7 +220,7 @@ def test_the_pace_becomes_that_of_the_pool(done: float, ratio: float) -> None:
 
 
 def test_an_idle_pool_says_nothing_about_its_pace() -> None:
-    pace = Pace()
+    pace = PoolPace()
     for tick in range(400):
         pace.speed(4.0, tick * 0.1)
         pace.idle(tick * 0.1)
@@ -228,7 +228,7 @@ def test_an_idle_pool_says_nothing_about_its_pace() -> None:
 
 
 def test_what_was_measured_fades_while_nothing_waits() -> None:
-    pace = Pace()
+    pace = PoolPace()
     for tick in range(400):
         pace.speed(4.0, tick * 0.1)
     assert pace.ratio == pytest.approx(LEAST_RATIO, rel=0.1)

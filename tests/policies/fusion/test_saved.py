@@ -24,6 +24,8 @@ EXPERTS = deployment(
 )  # fmt: skip
 """A mixture of experts whose decodes leave little of the TPOT: small chunks are dear."""
 DECODES = 12
+CHUNK, NOTHING = BatchPlan({"0": 100}), BatchPlan({})
+"""What a step with a prompt runs beside its decodes, and one without."""
 
 
 def made(**settings: float) -> Core:
@@ -86,10 +88,36 @@ def test_a_longer_step_spends_it_and_an_idle_engine_keeps_none() -> None:
     saved.before(view(DECODES), 0.0, 1.0)
     has_s = saved.before(view(DECODES), 0.1, 1.0)
     assert has_s > 0
-    saved.after(view(DECODES), core.costs.step_s + has_s / 2)
+    saved.after(view(DECODES), CHUNK, core.costs.step_s + has_s / 2)
     assert saved.before(view(DECODES), 0.1 + core.costs.step_s + has_s / 2, 1.0) == pytest.approx(has_s / 2)
     assert saved.before(view(0), 2.0, 1.0) == 0.0
     assert saved.before(view(DECODES), 2.0, 1.0) == 0.0
+
+
+def test_a_host_that_reports_every_step_saves_what_these_say() -> None:
+    """Its engine composes a step while another one runs: the time between two calls is not that of decodes alone."""
+    core = made()
+    saved = Saved(core.costs)
+    saved.before(view(DECODES), 0.0, 1.0)
+    saved.after(view(DECODES), NOTHING, 0.75 * core.costs.step_s)
+    for now_s in (0.1, 0.2):
+        assert saved.before(view(DECODES), now_s, 1.0) == pytest.approx(0.25 * core.costs.step_s)
+
+
+def test_a_step_that_is_not_reported_yet_has_spent_what_it_takes() -> None:
+    core = made()
+    saved, step_s = Saved(core.costs), core.costs.step_s
+    saved.before(view(DECODES), 0.0, 1.0)
+    saved.after(view(DECODES), NOTHING, 0.5 * step_s)
+    assert saved.before(view(DECODES), 0.1, 1.0) == pytest.approx(0.5 * step_s)
+    saved.composed(CHUNK, 1.5 * step_s, 0.1)
+    saved.after(view(DECODES), BatchPlan({"of another queue": 100}), step_s)
+    assert saved.before(view(DECODES), 0.1 + step_s, 1.0) == 0.0
+    saved.after(view(DECODES), CHUNK, 1.3 * step_s)
+    assert saved.before(view(DECODES), 0.1 + step_s, 1.0) == pytest.approx(0.2 * step_s)
+    saved.composed(CHUNK, 1.2 * step_s, 0.2)
+    saved.composed(NOTHING, 1.2 * step_s, 0.2)
+    assert saved.before(view(DECODES), 0.2 + 2.5 * step_s, 1.0) == pytest.approx(0.2 * step_s), "it was never run"
 
 
 def test_nothing_is_spent_beside_a_request_with_a_tpot_of_its_own() -> None:
@@ -125,7 +153,7 @@ def owing(saved: Saved, step_s: float, late_s: float) -> BatchView:
     """Let a step take so much too long; return what the engine has then."""
     busy = view(DECODES, 8000)
     saved.before(busy, 0.0, 1.0)
-    saved.after(busy, step_s + late_s)
+    saved.after(busy, CHUNK, step_s + late_s)
     return busy
 
 
@@ -136,7 +164,7 @@ def test_a_step_that_took_too_long_is_made_up_for_in_parts() -> None:
     for _ in range(5):
         less_s = -saved.before(busy, now_s, 1.0)
         assert less_s == pytest.approx(PAID * owed_s)
-        saved.after(busy, costs.step_s - less_s)
+        saved.after(busy, CHUNK, costs.step_s - less_s)
         now_s += costs.step_s - less_s
         owed_s -= less_s + EXACT * costs.step_s
 
@@ -164,7 +192,7 @@ def test_decodes_that_are_beyond_the_tpot_by_themselves_owe_nothing() -> None:
     crowd = 4096
     assert costs.decode_s(crowd, 270.0) > costs.step_s
     saved = Saved(costs)
-    saved.after(view(crowd, 8000), 2 * costs.step_s)
+    saved.after(view(crowd, 8000), CHUNK, 2 * costs.step_s)
     assert saved.before(view(crowd, 8000), 0.0, 1.0) == 0.0
 
 
@@ -178,7 +206,7 @@ def test_with_predictions_off_by_up_to_a_fifth_the_mean_step_keeps_the_slo(late:
         took_s = (costs.step_s + saved.before(busy, now_s, 1.0)) * (1 + error)
         known_s, unknown_s = (unknown_s, took_s) if late else (took_s, None)
         if known_s is not None:
-            saved.after(busy, known_s)
+            saved.after(busy, CHUNK, known_s)
         now_s += took_s
     assert now_s <= (len(errors) * (1 + EXACT) + MOST_OWED + 0.4) * costs.step_s
 

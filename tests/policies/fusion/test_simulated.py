@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pdplugins.config import find, load, parse
+from pdplugins.policies.dynaserve import table
 from pdplugins.results import Result
 from pdplugins.runtime.explain import Choose, explain
 from pdplugins.sim.run.simulate import simulate
@@ -258,3 +259,19 @@ def test_a_few_requests_with_a_strict_tpot_leave_the_others_in_time(tpot_s: floa
         missed[strict] += record.ttft_s is None or record.ttft_s > slo.ttft_s or (record.tpot_s or 0.0) > within_s
     assert missed[False] < 0.02 * len(trace)
     assert missed[True] < 0.02 * len(trace) or tpot_s < 0.01, "nobody can keep that one"
+
+
+def test_steps_that_are_two_in_one_are_sized_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang without `--enable-mixed-chunk`. A policy that takes them for one makes them too long."""
+    usual = table.grid_steps
+    deployment = {"mixed_steps": False, "prefill": {"replicas": 0, "tp": 2}, "decode": {"replicas": 4, "tp": 2}}
+    label = {"flip": "label", "overlap": True}
+    config = parse({"deployment": deployment, "slo": {"tpot_s": 0.04}, "bundle": "fusion", "simulation": label})
+    trace = [TraceRequest(index / 8, 1500, 150) for index in range(480)]
+
+    def attained() -> float:
+        return simulate(config, trace, trace_name="steady", command="test")[0].metrics.slo_attainment or 0.0
+
+    assert attained() > 0.99
+    monkeypatch.setattr(table, "grid_steps", lambda perf, tp, *, mixes: usual(perf, tp, mixes=True))
+    assert attained() < 0.95

@@ -101,6 +101,14 @@ def test_slow_tokens_count_before_any_answer_with_them_has_ended() -> None:
     assert Node().look((0.5, 0.06), decode=(decoding(0.02),)).reason == ""
 
 
+def test_one_slow_step_moves_nothing_and_slow_steps_that_last_do() -> None:
+    """A prompt that is computed again after a preemption takes a second; the steps around it take 30 ms."""
+    node = Node()
+    steps_s = [0.03, 0.03, 1.0, 0.03, 0.03, 0.03, 0.05, 0.05, 0.05]
+    moved = [bool(node.look((0.5, None), decode=(decoding(step_s),), after_s=0.5).reason) for step_s in steps_s]
+    assert [index for index, it in enumerate(moved) if it] == [8]
+
+
 def test_each_request_that_decodes_counts_once() -> None:
     """The SLO is 40 ms: one worker with few requests does not speak for the one with many."""
     few, many = decoding(0.10, 1), decoding(0.03, 99)

@@ -29,5 +29,5 @@ def test_pools_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_role_without_a_worker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"planner static: decode: .*greater than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"planner static: decode: .*at least 1"):
         static(decode=0)
