@@ -15,6 +15,9 @@ Without D:
   the whole prompt beyond the times of its two parts;
 * decodes add their own step time, less ``T(0)``: the weights are read once.
 
+Some engines never mix: SGLang without ``--enable-mixed-chunk`` prefills in one step and decodes in the next. There a
+step stands for both, and takes the sum of their times.
+
 No term is ever below zero. The same code computes seconds (`step_model`) and the whole ticks of the simulator.
 """
 
@@ -36,16 +39,20 @@ class StepModel(Generic[Time]):
     :param alone: T, the prefill time of one prompt alone, over its tokens.
     :param dense: D, the dense part of a step, over its tokens; None where it is not known.
     :param attention: A, the attention of one prompt, over its tokens; None for the difference of T and D.
+    :param mixes: whether the engine prefills and decodes in one step.
     """
 
-    __slots__ = ("alone", "attention", "dense")
+    __slots__ = ("alone", "attention", "dense", "mixes")
 
     def __init__(
         self,
         alone: Callable[[int], Time],
         dense: Callable[[int], Time] | None = None,
         attention: Callable[[int], Time] | None = None,
+        *,
+        mixes: bool = True,
     ) -> None:
+        self.mixes = mixes
         self.alone: Callable[[int], Time] = alone
         self.dense: Callable[[int], Time] | None = dense
         if attention is None and dense is not None:
@@ -73,6 +80,8 @@ class StepModel(Generic[Time]):
 
     def saved(self, tokens: int, batch: int) -> Time:
         """Return the time saved when `tokens` prompt tokens and `batch` decodes share one step instead of using two."""
+        if not self.mixes:
+            return 0
         if (dense := self.dense) is None:
             return self.alone(0)
         return dense(tokens) + dense(batch) - dense(tokens + batch)
@@ -95,6 +104,8 @@ class StepModel(Generic[Time]):
         compose a step chunk by chunk use this.
         """
         dense, attending = self.dense, self.attending(new, earlier)
+        if not self.mixes:
+            batch = 0
         if dense is None:
             return self.alone(tokens + new) - (self.alone(tokens) if tokens + batch else 0) + attending
         before = tokens + batch
@@ -113,6 +124,6 @@ def dense_part(perf: PerfModel, tp: int) -> Callable[[float], float] | None:
     return lambda tokens: cast(float, perf.dense_s(tokens, tp))
 
 
-def step_model(perf: PerfModel, tp: int) -> StepModel[float]:
+def step_model(perf: PerfModel, tp: int, *, mixes: bool = True) -> StepModel[float]:
     """Return the step times of a model at one tensor-parallel size, in seconds."""
-    return StepModel(lambda tokens: perf.prefill_s(tokens, tp), dense_part(perf, tp))
+    return StepModel(lambda tokens: perf.prefill_s(tokens, tp), dense_part(perf, tp), mixes=mixes)

@@ -18,12 +18,12 @@ from typing import Any
 
 from pdplugins.errors import ConfigError
 from pdplugins.perf.draft import Knots, Parts, moved, roofline_parts
-from pdplugins.perf.gpus import Gpu
+from pdplugins.perf.gpus import GPUS, Gpu
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.roofline import Roofline
 from pdplugins.perf.shapes import Shape
 
-WORKER = Path(__file__).with_name("kernels_worker.py")
+PROGRAM = Path(__file__).with_name("tables_program.py")
 INSTALL = "python3.11 -m venv aic && aic/bin/pip install aiconfigurator==0.7.0, then give --python aic/bin/python"
 QUANTISED = ("nvidia/Llama-3.1-70B-Instruct-FP8",)
 """Models whose quantisation aiconfigurator knows by name. For others a config.json is written."""
@@ -54,6 +54,11 @@ class Found:
     parts: dict[int, Parts]
 
 
+def known() -> str:
+    """Return the GPUs that aiconfigurator has tables for, with commas."""
+    return ", ".join(name for name, gpu in GPUS.items() if gpu.aiconfigurator)
+
+
 def ask(wanted: Wanted, knots: Knots) -> Found:
     """Read the tables. Raises ConfigError when aiconfigurator is not installed or cannot answer."""
     with tempfile.TemporaryDirectory() as folder:
@@ -68,18 +73,21 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
             "tp": wanted.tp,
             **asdict(knots),
         }
-        answer = run(wanted.python, asked)
+        answer = run(wanted.python, "kernels_reader", asked)
     if "error" in answer:
         raise ConfigError(f"aiconfigurator: {wanted.model} on {wanted.gpu.aiconfigurator}: {answer['error']}")
     source = f"{answer['tool']}, {wanted.gpu.aiconfigurator}, {wanted.backend} {answer['version']} kernel tables"
     return Found(source, {int(tp): Parts(**parts) for tp, parts in answer["parts"].items()})
 
 
-def run(python: str, asked: Mapping[str, Any], worker: Path = WORKER) -> dict[str, Any]:
-    """Return the answer of a `worker` program. Raises ConfigError when there is none, or aiconfigurator is missing."""
+def run(python: str, reader: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader of tables answers. Raises ConfigError when it does not, or aiconfigurator is missing.
+
+    :param reader: the module beside `PROGRAM` that reads them.
+    """
     try:
         done = subprocess.run(
-            [python, str(worker)], input=json.dumps(asked), capture_output=True, text=True, check=False
+            [python, str(PROGRAM), reader], input=json.dumps(asked), capture_output=True, text=True, check=False
         )
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except OSError as error:

@@ -23,7 +23,6 @@ from pdplugins.perf.profile import read_profile
 from pdplugins.profiling import kernels
 from pdplugins.profiling.thin import thinned
 
-WORKER = Path(__file__).with_name("layouts_worker.py")
 DEGREES = {"tp": "tensor", "dp": "attention_data", "pp": "pipeline", "ep": "expert", "etp": "expert_tensor"}
 TOKENS = (
     1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576,
@@ -106,7 +105,7 @@ def read_modes(words: Sequence[str]) -> dict[str, str]:
 def ask(wanted: Wanted) -> dict[str, Any]:
     """Return aiconfigurator's answer. Raises ConfigError when it is not installed or has no such tables."""
     if (system := wanted.gpu.aiconfigurator) is None:
-        raise ConfigError(f"--gpu {wanted.gpu.name}: aiconfigurator has no tables for it")
+        raise ConfigError(f"--gpu: aiconfigurator has no tables for {wanted.gpu.name}; choose from {kernels.known()}")
     with tempfile.TemporaryDirectory() as folder:
         model = wanted.model
         if is_file(path := Path(model)):
@@ -126,7 +125,7 @@ def ask(wanted: Wanted) -> dict[str, Any]:
             "batches": LONG_BATCHES,
             "contexts": CONTEXTS,
         }
-        answer = kernels.run(wanted.python, asked, WORKER)
+        answer = kernels.run(wanted.python, "layouts_reader", asked)
     if "error" in answer:
         reason = str(answer["error"]).splitlines()[0]
         raise ConfigError(f"aiconfigurator: {wanted.model} on {system}, {wanted.backend}: {reason}")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
+from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_apart, read_limited
 from pdplugins.perf import draft
@@ -94,8 +96,8 @@ def power(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"--power {path}: {error.strerror}") from None
     except ConfigError as error:
         raise ConfigError(f"--power {path}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"--power {path}: {str(error).splitlines()[-2].strip()}; see profiles/README.md") from None
+    except ValidationError as error:
+        raise ConfigError(f"--power {path}: {first_error(error, Power)}; see profiles/README.md") from None
 
 
 def sizes(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from pdplugins.errors import ConfigError, shown
 from pdplugins.files import check_picture, is_file
 from pdplugins.perf import draft, npz
-from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
+from pdplugins.perf.gpus import Gpu, find_gpu
 from pdplugins.perf.profile import Profile, read_profile
 from pdplugins.perf.roofline import Roofline
 from pdplugins.perf.shapes import Shape, find_shape
@@ -80,15 +80,14 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Make a profile from aiconfigurator's measured kernels.
 
-    aiconfigurator 0.7.0 has tables for a100, h100, h200, b200 and l40s. For another GPU name one of these with --like.
-    It pins numpy 1.26, so give it its own environment: python3.11 -m venv aic && aic/bin/pip install
+    aiconfigurator 0.7.0 has tables for a100, h100, h200, b200, gb200 and l40s. For another GPU name one of these with
+    --like. It pins numpy 1.26, so give it its own environment: python3.11 -m venv aic && aic/bin/pip install
     aiconfigurator==0.7.0, then --python aic/bin/python.
     """
     target, shape = find_gpu(gpu), find_shape(model)
     base = find_gpu(like or gpu)
     if base.aiconfigurator is None:
-        known = ", ".join(name for name, one in GPUS.items() if one.aiconfigurator)
-        raise ConfigError(f"--gpu {gpu}: aiconfigurator has no tables for it; add --like with one of {known}")
+        raise ConfigError(f"--gpu {gpu}: aiconfigurator has no tables for it; add --like with one of {kernels.known()}")
     options.check_out(out, force, {"--reference": reference, "--power": power, **options.files_of_model(model)})
     knots = draft.Knots.of(shape.max_context, shortest)
     wanted = kernels.Wanted(model, shape, base, options.sizes(tp), backend, tables, python)
@@ -131,7 +130,8 @@ def roofline(  # noqa: PLR0913 - the options of a command
     included, so short steps are too fast.
     """
     options.check_out(out, force, {"--power": power, **options.files_of_model(model)})
-    target, shape, knots = find_gpu(gpu), find_shape(model), draft.Knots.of(find_shape(model).max_context)
+    target, shape = find_gpu(gpu), find_shape(model)
+    knots = draft.Knots.of(shape.max_context)
     parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in options.sizes(tp)}
     shares = f"{target.gemm_share:.0%} of peak compute, {target.bandwidth_share:.0%} of peak bandwidth"
     written = options.head(target.name, model, "modelled", f"roofline: {shares}", note or [])

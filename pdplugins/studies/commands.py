@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pdplugins.config import Config
     from pdplugins.report.ranking import Run
     from pdplugins.sim.run.compare import Plan
-    from pdplugins.sim.run.options import Overrides
     from pdplugins.workloads.transform import Transform
 
 CONFIG = "A config file, or the name of a shipped one, such as dopd."
@@ -86,44 +85,35 @@ def simulate(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile  # noqa: PLC0415
-    from pdplugins.sim.run import compare as runs  # noqa: PLC0415
-    from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
-    from pdplugins.studies import hindsight  # noqa: PLC0415
+    from pdplugins.sim.run.compare import run_one  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.studies.configs import chosen, with_objectives  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
+    if stream and (report is not None or bound or decision_log is not None):
+        raise ConfigError("--stream keeps nothing that --html, --bound or --decision-log could show; leave them out")
     check_outputs(out, report, records, decision_log)
     outputs = {"--json": out, "--html": report, "--records": records, **outputs_of("--decision-log", decision_log)}
     check_apart(outputs, {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)})
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    overrides = Overrides(gpus, profile, prefill, decode, with_objectives(settings, ttft, tpot))
+    configs = chosen([config], overrides, outputs)
     if stream:
-        if report is not None or bound or decision_log is not None:
-            raise ConfigError(
-                "--stream keeps nothing that --html, --bound or --decision-log could show; leave them out"
-            )
-        checked = configured(config, overrides)
-        check_apart(outputs, profiles_of(config, checked.profiles))
-        run = _streamed(config, checked, trace, changes, seed, records)
+        run = _streamed(config, configs[config], trace, changes, seed, records)
         _finish([run], None, lambda: run.result.write(out) if out is not None else None)
         return
-    plan = _plan([config], trace, changes, seed, report is not None, overrides)
-    check_apart(outputs, profiles_of(config, plan.configs[config].profiles))
+    plan = _plan(configs, trace, changes, seed, watch=report is not None)
     regret = _regret(plan, bound)
     with progress([config]) as shares:
-        run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
+        run, outcome = run_one(plan, config, lambda share: shares([share]), decision_log)
     run = regret(run)
     if records is not None:
         recordfile.write(outcome.records, records)
-    held = 3600 * run.result.metrics.gpu_hours / max(run.result.speed.duration_s, 1e-9)
-    _finish(
-        [run],
-        report,
-        lambda: run.result.write(out) if out is not None else None,
-        lambda: hindsight.lines(plan.configs[config], plan.trace, held) if look_back else [],
-    )
+    more = (lambda: _hindsight(plan, run)) if look_back else list
+    _finish([run], report, lambda: run.result.write(out) if out is not None else None, more)
 
 
 def compare(  # noqa: PLR0913 - the options of a command
@@ -151,16 +141,17 @@ def compare(  # noqa: PLR0913 - the options of a command
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.sim.run.compare import as_json, run_all  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.studies.configs import chosen, with_objectives  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report)
     read = {**inputs("--trace", trace), "--profile": profile, **{f"CONFIG {name}": find(name) for name in configs}}
-    check_apart({"--json": out, "--html": report}, read)
+    outputs = {"--json": out, "--html": report}
+    check_apart(outputs, read)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
-    plan = _plan(configs, trace, changes, seed, report is not None, overrides)
-    check_apart({"--json": out, "--html": report}, _profiles(plan))
+    overrides = Overrides(gpus, profile, prefill, decode, with_objectives(settings, ttft, tpot))
+    plan = _plan(chosen(configs, overrides, outputs), trace, changes, seed, watch=report is not None)
     regret = _regret(plan, bound)
     with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
@@ -238,16 +229,12 @@ def _load(trace: str | None) -> str:
     return SYNTHETIC
 
 
-def _plan(
-    names: Sequence[str], trace: str | None, changes: Transform, seed: int, watch: bool, overrides: Overrides
-) -> Plan:
-    """Read the configs, then the trace. Raises ConfigError or TraceError."""
+def _plan(configs: dict[str, Config], trace: str | None, changes: Transform, seed: int, *, watch: bool) -> Plan:
+    """Read the trace. Raises TraceError."""
     from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.sim.run.compare import Plan  # noqa: PLC0415
-    from pdplugins.sim.run.options import configured  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415
 
-    configs = {name: configured(name, overrides) for name in names}
     load = _load(trace)
     return Plan(
         configs=configs,
@@ -282,19 +269,6 @@ def _streamed(name: str, config: Config, trace: str | None, changes: Transform, 
     return Run(name, result, None)
 
 
-def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
-    """Yield the settings that --ttft and --tpot stand for."""
-    for key, value in (("ttft_s", ttft), ("tpot_s", tpot)):
-        if value is not None:
-            yield f"slo.{key}={value}"
-
-
-def _profiles(plan: Plan) -> dict[str, Path]:
-    """Return the profiles that configs name, which may be files."""
-    named = (profiles_of(name, config.profiles) for name, config in plan.configs.items())
-    return {option: path for each in named for option, path in each.items()}
-
-
 def _regret(plan: Plan, wanted: bool) -> Callable[[Run], Run]:
     """Return what adds its regret to a run. The bounds come first: if they fail, no run is lost."""
     if not wanted:
@@ -303,6 +277,14 @@ def _regret(plan: Plan, wanted: bool) -> Callable[[Run], Run]:
 
     bounds = bounds_of(plan)
     return lambda run: with_regret(run, bounds[run.name])
+
+
+def _hindsight(plan: Plan, run: Run) -> Iterable[str]:
+    """Say how many GPUs of fixed pools would have done, and what those of the same cost would have attained."""
+    from pdplugins.studies import hindsight  # noqa: PLC0415
+
+    gpus_held = 3600 * run.result.metrics.gpu_hours / max(run.result.speed.duration_s, 1e-9)
+    return hindsight.lines(plan.configs[run.name], plan.trace, gpus_held)
 
 
 def _finish(

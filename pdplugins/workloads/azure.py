@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pdplugins.contracts.register import NoSettings
 from pdplugins.files import is_file
@@ -16,6 +17,8 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LARGE_BYTES, HUGE_BYTES = 1_000_000, 2**32
 """Sizes from which on, and up to which, a file is read at once. Without line ends that takes its size in memory."""
 PIECE_BYTES = 2**20
+MOST_DIGITS = 30
+"""Characters of a number of tokens that are read at once."""
 _ORIGIN = datetime(2020, 1, 1, tzinfo=UTC)
 """An arbitrary origin, because the trace is shifted to start at 0."""
 
@@ -36,39 +39,52 @@ def azure_csv(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
 
 def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
     """Read the columns of a large file ten times as fast; None where any row needs the careful reader."""
-    import numpy as np  # noqa: PLC0415 - slow to load
     import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to load
 
     stamp, isl, osl = COLUMNS
     try:
-        with np.errstate(invalid="raise"):  # an infinite number of tokens
-            table = pd.read_csv(
-                path,
-                usecols=COLUMNS,
-                index_col=False,
-                dtype={stamp: str, isl: "int64", osl: "int64"},
-                encoding="utf-8-sig",
-                compression=None,  # whatever its name ends in
-            )
-        if _excess_cells(path, len(table)):  # which pandas drops where it is told the columns to read
+        table = pd.read_csv(
+            path,
+            usecols=COLUMNS,
+            index_col=False,
+            dtype=str,  # as numbers pandas reads 5.0, 1e2 and +5 too
+            encoding="utf-8-sig",
+            compression=None,  # whatever its name ends in
+        )
+        if not _regular(path, len(table)):  # of which pandas takes a part where it is told the columns to read
             return None
         times = pd.to_datetime(table[stamp], format="ISO8601", utc=True).dt.floor("us")
         since_s = (times - pd.Timestamp(_ORIGIN)).dt.total_seconds()
     except (ValueError, ArithmeticError, OSError):  # the careful reader reports what is wrong, and where
         return None
-    if times.isna().any() or table[stamp].map(len).min() < len("2020-01-01"):  # such as "now", which pandas knows
+    if table.empty or times.isna().any():
         return None
-    tokens = table[[isl, osl]]
-    if tokens.min(axis=None) < 1 or tokens.max(axis=None) > rows.MAX_TOKENS:
+    if table[stamp].map(len).min() < len("2020-01-01"):  # such as "now", which pandas knows
         return None
-    return since_s.tolist(), table[isl].tolist(), table[osl].tolist()
+    prompts, outputs = (_tokens(*pd.factorize(table[column])) for column in (isl, osl))
+    return None if prompts is None or outputs is None else (since_s.tolist(), prompts, outputs)
 
 
-def _excess_cells(path: Path, count: int) -> bool:
-    """Tell whether `count` rows may have more cells than the header."""
+def _tokens(codes: Any, texts: Any) -> list[int] | None:
+    """Return a column as counts of tokens; None where any cell needs the careful reader.
+
+    :param codes: the index in `texts` of each cell, below 0 for an empty one.
+    """
+    if codes.min() < 0 or not all(len(text) < MOST_DIGITS and rows.DIGITS.fullmatch(text) for text in texts):
+        return None
+    counts = [int(text) for text in texts]
+    if min(counts) < 1 or max(counts) > rows.MAX_TOKENS:
+        return None
+    return [counts[code] for code in codes.tolist()]
+
+
+def _regular(path: Path, count: int) -> bool:
+    """Tell whether no column stands twice, and `count` rows have as many cells as the header."""
     with path.open("rb") as file:
-        expected = count * file.readline().count(b",")
-        return sum(piece.count(b",") for piece in iter(partial(file.read, PIECE_BYTES), b"")) != expected
+        header = file.readline()
+        names = rows.names(header.decode("utf-8-sig"))
+        commas = sum(piece.count(b",") for piece in iter(partial(file.read, PIECE_BYTES), b""))
+        return len(set(names)) == len(names) and commas == count * header.count(b",")
 
 
 def _epoch_s(path: Path, number: int, stamp: str) -> float:

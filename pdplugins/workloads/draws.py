@@ -94,8 +94,11 @@ class Exponential(_Draw):
 
 
 def _number(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {"kind": "fixed", "value": value} if is_number else value
+    if isinstance(value, dict | BaseModel):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"kind": "fixed", "value": value}
+    raise ValueError("must be a number, or keys with values such as {kind: lognormal, median: 1200, sigma: 0.6}")
 
 
 Draw = Annotated[

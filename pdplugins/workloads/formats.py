@@ -44,7 +44,7 @@ def format_of(path: Path, registry: Registry) -> str:
 
 def _csv_format(header: str) -> str | None:
     """Return the format with the most columns in the header. Its first column must be there."""
-    columns = {column.strip() for column in header.split(",")}
+    columns = set(rows.names(header))
     shares = {name: sum(c in columns for c in wanted) / len(wanted) for name, wanted in _COLUMNS.items()}
     best = max(shares, key=lambda name: shares[name])
     return best if _COLUMNS[best][0] in columns else None

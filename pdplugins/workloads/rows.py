@@ -61,13 +61,23 @@ def whole(path: Path, most: int) -> str:
     return "".join(parts)
 
 
+def names(header: str) -> list[str]:
+    """Return the names of the columns, which a CSV file has in its first line; none where that line is no CSV."""
+    try:
+        return [name.strip() for name in next(csv.reader([header]), [])]
+    except csv.Error:
+        return []
+
+
 def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells of the columns `wanted`) of a CSV file with a header. `what` names its format."""
     rows = lines(path)
     _, header = next(rows, (1, ""))
-    columns = [name.strip() for name in header.split(",")]
+    columns = names(header)
     if missing := [name for name in wanted if name not in columns]:
         raise TraceError(f"{path}: line 1: column {missing[0]} is missing; {what} has {','.join(wanted)}")
+    if twice := [name for name in wanted if columns.count(name) > 1]:
+        raise TraceError(f"{path}: line 1: column {twice[0]} stands twice; keep one of them")
     where = [columns.index(name) for name in wanted]
     for number, line in rows:
         if not line.strip():

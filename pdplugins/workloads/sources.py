@@ -1,7 +1,7 @@
 """Finds what a user names as a trace: a trace file, a workload file, a shipped workload, or a generator.
 
 ``--trace X`` means, in this order: a path, whose first line shows the format; the name of a shipped workload
-(`configs/workloads`); the name of a registered workload. Both kinds of names may have settings after a colon:
+(`configs/workloads`); the name of a registered workload. Names and workload files may have settings after a colon:
 ``synthetic:requests=500,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2``.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from pdplugins.config import first_error
+from pdplugins.config import checked
 from pdplugins.errors import ConfigError, PdpluginsError, TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
@@ -30,6 +30,8 @@ MOST_DEPTH = 16
 """Mixes within one another."""
 MOST_PARTS = 1000
 """Parts of a mix, those of the mixes in it included."""
+_YAML = {".yaml", ".yml"}
+"""How workload files end."""
 _NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
 _INNER_KEY = re.compile(r"(?<=[,\[{])\s*([\w.]+)=")
 
@@ -48,6 +50,15 @@ class Mix(BaseModel):
     mix: tuple[Part, ...] = Field(min_length=1, description="their arrivals come together; `rate` of each weighs them")
 
 
+class Described(BaseModel):
+    """Any other workload file. Every other key is a setting of the workload."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    workload: str = Field("synthetic", description="name of the workload")
+    path: str | None = Field(None, description="file or folder that it reads; may start where the workload file lies")
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A workload with its settings, and what it reads."""
@@ -62,11 +73,7 @@ class Source:
     def requests(self, registry: Registry) -> Iterable[TraceRequest]:
         """Return the requests, in the order in which the workload gives them. Raises ConfigError for its settings."""
         registration = registry.get("workload", self.workload)
-        try:
-            settings = registration.settings.model_validate(self.settings)
-        except ValidationError as error:
-            detail = first_error(error, registration.settings)
-            raise ConfigError(f"{self.where}: workload {self.workload}: {detail}") from None
+        settings = checked(registration.settings, self.settings, f"{self.where}: workload {self.workload}")
         requests: Iterable[TraceRequest] = registration.factory(settings, self.path)
         return requests
 
@@ -89,9 +96,10 @@ def source_of(trace: Path, workload: str | None, registry: Registry) -> Source |
     :param workload: the format of the file `trace`; None to guess it.
     """
     if workload is None and not is_there(trace):
-        if (found := _named(str(trace), registry)) is not None:
+        found = _named(str(trace), registry) or _set(str(trace), registry)
+        if found is not None:
             return found
-    elif workload is None and trace.suffix in {".yaml", ".yml"}:
+    elif workload is None and trace.suffix in _YAML:
         return _described(_yaml(trace), trace)
     return Source(workload or format_of(trace, registry), {}, trace, str(trace))
 
@@ -124,6 +132,7 @@ def _files(trace: Path, registry: Registry) -> Iterator[Path]:
         except PdpluginsError:
             continue
         if isinstance(source, Source):
+            yield Path(source.where)
             for path in servegen.files_of(source.path) if servegen.is_servegen(source.path) else [source.path]:
                 yield path
                 yield servegen.lengths_of(path)
@@ -146,13 +155,40 @@ def _named(text: str, registry: Registry) -> Source | Mixture | None:
         return None
     name = match[1]
     if name in shipped():
-        file = data_dir("configs") / f"workloads/{name}.yaml"
-        data, given = _yaml(file), _inline(name, match[2])
-        _check_reach(name, data, given)
-        return _described(_over(data, given), file)
+        return _changed(data_dir("configs") / f"workloads/{name}.yaml", name, match[2])
     if name in registry.names("workload"):
         return _described({"workload": name, **_inline(name, match[2])}, Path(text))
     return None
+
+
+def _set(text: str, registry: Registry) -> Source | Mixture | None:
+    """Return the workload file that `text` begins with, with the settings after the colon; None if none is there.
+
+    Raises ConfigError for a trace file with settings: those of its reader follow the reader's name.
+    """
+    if (parts := _file_and_settings(text)) is None:
+        return None
+    file, settings = parts
+    if file.suffix in _YAML:
+        return _changed(file, str(file), settings)
+    reader = format_of(file, registry)
+    if not registry.get("workload", reader).settings.model_fields:
+        raise ConfigError(f"{text}: {reader} has no settings; name {file} alone")
+    raise ConfigError(f"{text}: settings follow the name of what reads the file: {reader}:path={file},{settings}")
+
+
+def _file_and_settings(text: str) -> tuple[Path, str] | None:
+    """Split ``FILE:SETTINGS`` after a file that is there, whose name may have colons too; None without one."""
+    ends = [place for place, character in enumerate(text) if character == ":" and place]
+    files = ((Path(text[:end]), text[end + 1 :]) for end in reversed(ends))
+    return next((parts for parts in files if is_there(parts[0])), None)
+
+
+def _changed(file: Path, name: str, settings: str | None) -> Source | Mixture:
+    """Return what a workload file describes once it has other settings. `name` is how errors of these call it."""
+    data, given = _yaml(file), _inline(name, settings)
+    _check_reach(name, data, given)
+    return _described(_over(data, given), file)
 
 
 def _inline(name: str, settings: str | None) -> dict[str, Any]:
@@ -164,12 +200,14 @@ def _inline(name: str, settings: str | None) -> dict[str, Any]:
 
 
 def _check_reach(name: str, data: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise ConfigError for a setting that would change nothing, as each phase of the shipped workload has its own."""
-    phases = [] if "phases" in given else data.get("phases", [])
+    """Raise ConfigError for a setting that would change nothing, as each phase of the workload has its own."""
+    phases = [] if "phases" in given else data.get("phases")
+    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+        return  # whoever checks the file says what is wrong
     for key in given:
         if phases and all(key in phase for phase in phases):
             raise ConfigError(
-                f"{name}: each phase of it sets {key} itself; write a workload file of your own with other phases"
+                f"{name}: each phase of it sets {key} itself; write other phases into a workload file of your own"
             )
 
 
@@ -198,17 +236,14 @@ def _yaml(path: Path) -> dict[str, Any]:
 def _described(data: dict[str, Any], where: Path) -> Source | Mixture:
     """Return what a workload file describes."""
     if "mix" in data:
-        try:
-            parts = Mix.model_validate(data).mix
-        except ValidationError as error:
-            raise ConfigError(f"{where}: {first_error(error, Mix)}") from None
+        parts = checked(Mix, data, str(where)).mix
         beside = (part.model_copy(update={"trace": str(_beside(where, part.trace))}) for part in parts)
         return Mixture(tuple(beside), where)
-    settings = dict(data)
-    name, path = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
-    return Source(name, settings, where if path is None else _beside(where, str(path)), str(where))
+    found = checked(Described, data, str(where))
+    path = where if found.path is None else _beside(where, found.path)
+    return Source(found.workload, found.model_extra or {}, path, str(where))
 
 
 def _beside(where: Path, name: str) -> Path:
     near = where.parent / name
-    return near if is_there(near) else Path(name)
+    return near if is_there(near) or _file_and_settings(str(near)) else Path(name)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from heapq import merge as merge_sorted
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from pdplugins.config import first_error
-from pdplugins.errors import ConfigError, TraceError
+from pdplugins.config import checked
+from pdplugins.errors import TraceError
 from pdplugins.workloads.trace import TraceRequest
 
 LONGEST_S = 366 * 86_400
@@ -51,10 +51,7 @@ class Transform(BaseModel):
     @classmethod
     def of(cls, **options: float | None) -> Transform:
         """Return the changes that the options of a command ask for. Raises ConfigError for an invalid one."""
-        try:
-            return cls.model_validate(options)
-        except ValidationError as error:
-            raise ConfigError(f"trace options: {first_error(error, cls)}") from None
+        return checked(cls, options, "trace options")
 
     def apply(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Return the changed trace. Raises TraceError for a rate where all requests arrive at one time."""

@@ -115,10 +115,19 @@ def test_more_to_prefill_never_takes_less(
 
 
 @given(both, chunks, st.integers(0, 300), st.integers(1, 20_000))
-def test_chunks_added_one_by_one_make_the_mixed_step(
+def test_an_engine_that_never_mixes_takes_the_time_of_two_steps(
     perf: TableModel, parts: list[tuple[int, int]], batch: int, context: int
 ) -> None:
-    steps, decode_s = step_model(perf, 1), perf.decode_step_s(batch, context, 1) if batch else 0.0
+    steps, decode_s = step_model(perf, 1, mixes=False), perf.decode_step_s(batch, context, 1) if batch else 0.0
+    assert steps.mixed(parts, batch, decode_s) == pytest.approx(step_model(perf, 1).prefill(parts) + decode_s)
+
+
+@given(both, chunks, st.integers(0, 300), st.integers(1, 20_000), st.booleans())
+def test_chunks_added_one_by_one_make_the_mixed_step(
+    perf: TableModel, parts: list[tuple[int, int]], batch: int, context: int, mixes: bool
+) -> None:
+    steps = step_model(perf, 1, mixes=mixes)
+    decode_s = perf.decode_step_s(batch, context, 1) if batch else 0.0
     assume(not batch or decode_s >= steps.saved(sum(n for n, _ in parts), batch))
     total_s, before = decode_s, 0
     for n, earlier in parts:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
-from pdplugins.profiling import layouts_worker
+from pdplugins.profiling import layouts_reader
 from pdplugins.profiling.layouts import Degrees, read_modes
 from pdplugins.profiling.profiles import profile
 from pdplugins.profiling.thin import error, thinned
@@ -108,9 +108,9 @@ def worker(*, beside: bool, rails: int, query_name: str = "query") -> dict[str, 
     model = MagicMock(generation_ops=operations, context_ops=operations, model_family="DEEPSEEK", _num_layers=1)
     model.config.kvcache_quant_mode.value.memory, model.config.tp_size = 1, 8
     sdk = MagicMock()
-    sdk.get_database.return_value, sdk.get_model.return_value = database, model
+    sdk.get_model.return_value = model
     layout = {"tensor": 8, "attention_data": 1, "pipeline": 1, "expert": 1, "expert_tensor": 8}
-    asked = {"system": "s", "backend": "b", "version": "1", "model": "m", "modes": {}, "experts": "power_law"}
+    asked = {"backend": "b", "model": "m", "modes": {}, "experts": "power_law"}
     asked |= {
         "layouts": [layout],
         "tokens": [1],
@@ -119,11 +119,7 @@ def worker(*, beside: bool, rails: int, query_name: str = "query") -> dict[str, 
         "shared_beside": beside,
         "rails": rails,
     }
-    with (
-        patch.object(layouts_worker, "_sdk", return_value=sdk),
-        patch.object(layouts_worker, "version", return_value="0"),
-    ):
-        (found,) = layouts_worker.answer(asked)["layouts"]
+    (found,) = layouts_reader.read(asked, database, lambda _: sdk)["layouts"]
     return cast("dict[str, Any]", found)
 
 

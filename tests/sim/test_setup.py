@@ -66,9 +66,9 @@ def test_a_key_reaches_the_engines(key: str, value: object) -> None:
 
 
 def test_no_setting_is_out_of_reach() -> None:
-    """`prefill`, `decode`, `max_batch` and `power` come from the deployment and the profile."""
+    """`prefill`, `decode`, `max_batch`, `mixed_steps` and `power` come from the deployment and the profile."""
     keys = {"hardware": "prefill_profile"}
-    settable = {*SimulationConfig.model_fields, "prefill", "decode", "max_batch", "power", "engine"}
+    settable = {*SimulationConfig.model_fields, "prefill", "decode", "max_batch", "mixed_steps", "power", "engine"}
     for field in (*fields(SimSettings), *fields(EngineSettings)):
         assert keys.get(field.name, field.name) in settable
 

@@ -87,6 +87,12 @@ def test_the_scale_of_mixed_steps_changes_what_prefill_adds_and_nothing_else() -
         assert model.line(batch).step(context) == decode
 
 
+def test_without_mixed_steps_one_stands_for_two() -> None:
+    chunks, batch, context = [(50, 0), (20, 80)], 32, 32 * 300
+    times = StepTimes(SplitModel(), 1, mixes=False)
+    assert times.mixed(chunks, batch, context) == times.prefill(chunks) + times.line(batch).step(context)
+
+
 def test_a_mixed_step_takes_at_least_as_long_as_either_phase_alone() -> None:
     times = StepTimes(SplitModel(), 1, 0.01)
     for tokens, batch in ((8000, 1), (1, 64)):

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from pdplugins import metrics
 from pdplugins.config import named, parse
@@ -20,9 +19,9 @@ from pdplugins.sim.run import simulate as whole
 from pdplugins.sim.stream import run as streamed
 from pdplugins.sim.stream import totals
 from pdplugins.sim.stream.sketch import Sketch
-from pdplugins.studies import commands as plugin
 from pdplugins.workloads import lazy, traces
 from pdplugins.workloads.trace import TraceRequest
+from tests.command_line import invoke
 
 SESSIONS = "synthetic:requests=60,sessions={rounds: 3, gap_s: 1, new_tokens: 50},arrivals={kind: poisson, rate: 4}"
 CLOSE = 2e-4
@@ -120,20 +119,13 @@ def test_a_sketch_keeps_what_is_out_of_its_range_at_the_ends() -> None:
     assert found.mean == pytest.approx(1e12 / 3)
 
 
-@pytest.fixture(scope="module")
-def app() -> typer.Typer:
-    app = typer.Typer()
-    plugin.pd_register_commands(app)
-    return app
+def run(*arguments: str | Path) -> Result:
+    return invoke("simulate", "stock-least-loaded", "--stream", *arguments)
 
 
-def run(app: typer.Typer, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["simulate", "stock-least-loaded", "--stream", *arguments])
-
-
-def test_the_command_streams(app: typer.Typer, tmp_path: Path) -> None:
+def test_the_command_streams(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    done = run(app, "--trace", "demo", "--clip-s", "20", "--json", str(out))
+    done = run("--trace", "demo", "--clip-s", "20", "--json", str(out))
     assert done.exit_code == 0, done.output
     assert "SLO attainment" in done.output
     assert json.loads(out.read_text())["config"]["run"]["streamed"] is True
@@ -148,8 +140,8 @@ def test_the_command_streams(app: typer.Typer, tmp_path: Path) -> None:
         (["--rate", "3"], "set the rate of the workload"),
     ],
 )
-def test_what_needs_the_whole_run_is_refused(app: typer.Typer, arguments: list[str], message: str) -> None:
-    done = run(app, *arguments)
+def test_what_needs_the_whole_run_is_refused(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
     assert isinstance(done.exception, PdpluginsError), done.output
     assert message in str(done.exception)
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from pdplugins.config import MOST_GPUS, find, load, parse
 from pdplugins.studies import hindsight
 from pdplugins.types import TraceRequest
-from tests.command_line import app
+from tests.command_line import invoke
 
 pytestmark = pytest.mark.moderate
 DOPD = load(find("dopd"))
@@ -70,7 +69,7 @@ def test_the_report_is_written_although_nobody_reads_what_is_printed(
     monkeypatch.setattr("pdplugins.sim.report.terminal.show", closed)
     page = tmp_path / "r.html"
     words = ["simulate", "stock-round-robin", "--trace", "demo", "--max-requests", "20", "--html", str(page)]
-    assert CliRunner().invoke(app, words).exit_code == 1
+    assert invoke(*words).exit_code == 1
     assert page.exists()
 
 
@@ -104,7 +103,7 @@ def test_ctrl_c_in_it_leaves_the_report_of_the_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hindsight, "lines", stopped)
     page = tmp_path / "r.html"
     words = ["simulate", "stock-round-robin", "--trace", "demo", "--max-requests", "20", "--html", str(page)]
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert done.exit_code == 130
     assert "20 requests" in done.stdout
     assert page.exists()

@@ -98,5 +98,5 @@ def test_an_empty_trace_is_refused(azure: Path) -> None:
 
 
 def test_a_number_of_requests_that_nobody_can_count_to_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_requests: .* less than or equal to 1000000000"):
+    with pytest.raises(ConfigError, match=r"max_requests: .* at most 1000000000"):
         Transform.of(max_requests=10**20)

@@ -69,6 +69,7 @@ def test_only_the_first_sessions_are_kept(tmp_path: Path) -> None:
         (TAUBENCH + "y,one,9,9\n", "line 6, column round: 'one'"),
         (VIDUR + "9,many,9,9\n", "line 4, column num_decode_tokens: 'many'"),
         ("session,round,t_s,input_tokens\n", "line 1: column output_tokens is missing; an agentic trace has"),
+        ('"' + "x" * 200_000, "line 1: empty, or not a trace format known here"),
     ],
 )
 def test_what_is_malformed_is_named_by_file_line_and_column(tmp_path: Path, text: str, said: str) -> None:
@@ -76,6 +77,24 @@ def test_what_is_malformed_is_named_by_file_line_and_column(tmp_path: Path, text
     with pytest.raises(TraceError) as error:
         traces.read(path)
     assert str(error.value).startswith(f"{path}: {said}")
+
+
+TWICE = "TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n2023-11-16 18:17:03,10,5,900\n"
+QUOTED = '"TIMESTAMP","ContextTokens","GeneratedTokens"\n"2023-11-16 18:17:03","10","5"\n'
+
+
+@pytest.mark.parametrize("large", [1, 1_000_000])
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+    monkeypatch.setattr(azure, "LARGE_BYTES", large)
+    with pytest.raises(TraceError, match="line 1: column ContextTokens stands twice; keep one of them"):
+        traces.read(write(tmp_path, TWICE))
+
+
+@pytest.mark.parametrize("large", [1, 1_000_000])
+def test_names_of_columns_may_be_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+    monkeypatch.setattr(azure, "LARGE_BYTES", large)
+    (read,) = traces.read(write(tmp_path, QUOTED))
+    assert (read.isl_tokens, read.osl_tokens) == (10, 5)
 
 
 # --- Azure, read at once ---
@@ -97,6 +116,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("2023-11-16 18:17:03," + "9" * 30 + ",20", "ContextTokens"),
         ("2023-11-16 18:17:03,5," + "9" * 5000, "GeneratedTokens"),
         ("2023-11-16 18:17:03,inf,20", "ContextTokens"),
+        ("2023-11-16 18:17:03,5.0,20", "ContextTokens"),
+        ("2023-11-16 18:17:03,5,1e2", "GeneratedTokens"),
+        ("2023-11-16 18:17:03,+5,20", "ContextTokens"),
+        ("2023-11-16 18:17:03,5,0", "GeneratedTokens"),
+        ("2023-11-16 18:17:03,10000001,20", "ContextTokens"),
         ("2023-11-16 18:17:03,nan,20", "ContextTokens"),
         ("True,5,20", "TIMESTAMP"),
         ("now,5,20", "TIMESTAMP"),
@@ -126,6 +150,12 @@ def test_a_large_azure_trace_is_told_its_malformed_row(tmp_path: Path, row: str,
     path = write(tmp_path, f"{AZURE}{row}\n", "t.csv")
     with pytest.raises(TraceError, match=f"{path}: {said}"):
         traces.read(path)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_large_azure_trace_without_rows_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no request in it"):
+        traces.read(write(tmp_path, AZURE.splitlines(keepends=True)[0], "t.csv"))
 
 
 @pytest.mark.usefixtures("at_once")

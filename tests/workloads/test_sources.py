@@ -85,6 +85,72 @@ def test_a_setting_that_no_phase_has_is_one_for_all() -> None:
     assert {request.osl_tokens for request in traces.read("demo:osl_tokens=10")[:50]} == {10}
 
 
+MINE = "{requests: 5, seed: 1, arrivals: {kind: poisson, rate: 2}, isl_tokens: {kind: uniform, low: 1, high: 999}}"
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.yml", "my:own.yaml", "sub/mine.yaml"])
+def test_a_workload_file_takes_settings_as_a_shipped_one_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    write(tmp_path, MINE, name)
+    write(tmp_path, MINE.replace("seed: 1", "seed: 2"), "other.yaml")
+    assert traces.read(f"{name}:seed=2") == traces.read("other.yaml") != traces.read(name)
+    assert len(traces.read(f"{name}:requests=7,arrivals.rate=9")) == 7
+    assert traces.read(f"{name}:") == traces.read(name)
+    with pytest.raises(ConfigError, match=f"^--json {name} is also .*, a file of --trace; name another file$"):
+        check_apart({"--json": Path(name)}, inputs("--trace", f"{name}:seed=2"))
+
+
+def test_a_file_whose_name_looks_like_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, MINE, "mine.yaml")
+    write(tmp_path, MINE.replace("requests: 5", "requests: 6"), "mine.yaml:seed=2.yaml")
+    assert len(traces.read("mine.yaml:seed=2.yaml")) == 6
+    assert len(traces.read("mine.yaml:seed=2.yaml:requests=7")) == 7
+
+
+def test_a_part_of_a_mix_may_be_a_workload_file_with_settings_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    write(tmp_path, MINE, "sub/mine.yaml")
+    write(tmp_path, "mix: [{trace: 'mine.yaml:requests=3'}, {trace: mine.yaml}]", "sub/mix.yaml")
+    assert len(traces.read("sub/mix.yaml")) == 8
+    assert Path("sub/mine.yaml") in inputs("--trace", "sub/mix.yaml").values()
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ("mine.yaml:sed=2", r"^mine\.yaml: workload synthetic: unknown key 'sed'; valid keys here are"),
+        ("mine.yaml:seed", r"^mine\.yaml: seed: write it as key=value"),
+        ("phases.yaml:requests=2", r"^phases\.yaml: each phase of it sets requests itself"),
+        ("odd.yaml:requests=2", r"^odd\.yaml: workload synthetic: phases: must be a list"),
+        ("mix.yaml:seed=2", r"^mix\.yaml: unknown key 'seed'; valid keys here are mix$"),
+        ("rounds.csv:rate=2", "^rounds.csv:rate=2: settings follow the name.*: agentic-csv:path=rounds.csv,rate=2$"),
+        ("t.jsonl:seed=2", r"^t\.jsonl:seed=2: mooncake-jsonl has no settings; name t\.jsonl alone$"),
+    ],
+)
+def test_settings_that_a_file_does_not_take_are_one_line(
+    trace: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("mine.yaml", MINE),
+        ("phases.yaml", "phases: [{requests: 3}, {requests: 4}]"),
+        ("odd.yaml", "phases: 3"),
+        ("mix.yaml", "mix: [{trace: mine.yaml}]"),
+        ("rounds.csv", AGENTIC),
+        ("t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5}\n'),
+    ):
+        write(tmp_path, text, name)
+    with pytest.raises(ConfigError, match=said):
+        traces.read(trace)
+
+
 def test_a_mistyped_setting_is_told_beside_those_of_the_workload() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'sed'.*\bseed\b"):
         traces.read("demo:sed=2")

@@ -64,7 +64,7 @@ def test_no_prompt_plus_output_is_longer_than_the_context(requests: list[TraceRe
 
 @pytest.mark.parametrize("options", [{"rate": 0.0}, {"clip_s": -1.0}, {"max_requests": 0}, {"rate": float("nan")}])
 def test_an_option_that_cannot_be_is_one_line(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"trace options: {next(iter(options))}: Input should be"):
+    with pytest.raises(ConfigError, match=f"trace options: {next(iter(options))}: must be"):
         Transform.of(**options)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.workloads import sources, traces, transform
+from tests.refusals import refusal
 
 
 @pytest.mark.moderate
@@ -52,7 +53,7 @@ def test_a_workload_file_may_name_a_reader_a_generator_or_a_mix(tmp_path: Path) 
         ("synthetic:requests", ConfigError, "write it as key=value"),
         ("synthetic:[", ConfigError, "write it as key=value"),
         ("synthetic:rate=4", ConfigError, "unknown key 'rate'; valid keys here are arrivals"),
-        ("synthetic:requests=few", ConfigError, "requests: Input should be a valid integer"),
+        ("synthetic:requests=few", ConfigError, "requests: must be a whole number"),
         ("nothing-of-the-kind", TraceError, "no such trace; published traces"),
         ("nothing:a=1", TraceError, "no such trace"),
     ],
@@ -68,7 +69,7 @@ def test_a_name_that_cannot_be_used_is_one_line(trace: str, error: type[Exceptio
     [
         ("mix: [}\n", "line 1, column 7: not YAML"),
         ("- 1\n", "line 1: a workload file has keys"),
-        ("mix: []\n", "mix: Tuple should have at least 1 item"),
+        ("mix: []\n", "mix: must have 1 or more entries"),
         ("mix: [{trace: synthetic, weight: 2}]\n", "unknown key 'mix.0.weight'"),
         ("workload: nobody\n", "workload: there is no 'nobody'"),
     ],
@@ -79,3 +80,55 @@ def test_a_workload_file_that_is_wrong_is_one_line(tmp_path: Path, text: str, sa
     with pytest.raises((TraceError, ConfigError), match=said) as raised:
         traces.read(path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("workload: [a]", "workload: must be a text (got ['a'])"),
+        ("workload: vidur-csv\npath: 3", "path: must be a text (got 3)"),
+        ("mix: [{rate: 3}]", "mix.0.trace: must be given"),
+        ("seed: -1", "workload synthetic: seed: must be at least 0 (got -1)"),
+        ("arrivals: {kind: gamma, rate: 4}", "workload synthetic: arrivals.cv: must be given"),
+        (
+            "arrivals: {kind: poisson, cv: 1, rate: 4}",
+            "workload synthetic: unknown key 'arrivals.cv'; valid keys here are kind, rate",
+        ),
+        (
+            "arrivals: {kind: later}",
+            "workload synthetic: arrivals.kind: must be one of 'constant', 'poisson', 'gamma', 'mmpp', 'ramp', "
+            "'closed' (got 'later')",
+        ),
+        (
+            "isl_tokens: many",
+            "workload synthetic: isl_tokens: must be a number, or keys with values such as {kind: lognormal, median: "
+            "1200, sigma: 0.6} (got 'many')",
+        ),
+        ("isl_tokens: -3", "workload synthetic: isl_tokens.value: must be at least 0 (got -3)"),
+        (
+            "phases: [{osl_tokens: {kind: uniform, low: 5, high: 1}}]",
+            "workload synthetic: phases.0.osl_tokens: low is 5, above high, which is 1; give the smaller one as low "
+            "(got {'high': 1, 'kind': 'uniform', 'low': 5})",
+        ),
+        ("requests: true", "workload synthetic: requests: must be a number (got true)"),
+        (
+            "arrivals: {kind: poisson, rate: true}",
+            "workload synthetic: arrivals.rate: must be a number (got true)",
+        ),
+        (
+            "phases: [{}, {arrivals: {kind: poisson, rate: true}}]",
+            "workload synthetic: phases.1.arrivals.rate: must be a number (got true)",
+        ),
+        (
+            "isl_tokens: {kind: fixed, value: true}",
+            "workload synthetic: isl_tokens.value: must be a number (got true)",
+        ),
+        ("pairs: [[true, 5]]", "workload synthetic: pairs.0.0: must be a number (got true)"),
+        ("mix: [{trace: demo, rate: true}]", "mix.0.rate: must be a number (got true)"),
+        ("pairs: [[a, 1]]", "workload synthetic: pairs.0.0: must be a whole number (got 'a')"),
+    ],
+)
+def test_what_a_workload_file_should_say_is_told_in_plain_words(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    assert refusal(lambda: traces.read(path)) == f"{path}: {message}"

@@ -22,6 +22,8 @@ class EngineSettings:
     """Share of the KV cache that must stay free when a request is admitted, so that others can grow (vLLM 0.8)."""
     block_tokens: int = 512
     """Tokens of one prefix block of the trace."""
+    mixed_steps: bool = True
+    """Whether prefill and decode share the work of one step; else such a step takes the sum of two."""
     mixed_step_scale: float = 1.0
     """Factor on the time that prefill adds to a step with decodes."""
     begin_s: float = 0.0

@@ -64,7 +64,7 @@ class Fleet:
         self._deadline = None if settings.drain_deadline_s is None else ticks(settings.drain_deadline_s)
         self._grows = settings.grows
         self._block_tokens = engine.block_tokens
-        self._mixed_scale = engine.mixed_step_scale
+        self._mixed = engine.mixed_step_scale, engine.mixed_steps
         self._build = build
         gpus = {role: own.tp for role, own in hardware.items()}
         self.roster = Roster(gpus, gpu_budget, any_role=settings.any_role or settings.label)
@@ -186,7 +186,7 @@ class Fleet:
         self._named[role] += 1
         perf, tp = hardware.perf, hardware.tp
         capacity = perf.kv_capacity_tokens(tp) if hardware.kv_tokens is None else hardware.kv_tokens
-        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp, self._mixed_scale))
+        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp, *self._mixed))
         latency_s = perf.transfer_s(0)
         token_s = (perf.transfer_s(MANY_TOKENS) - latency_s) / MANY_TOKENS
         kv = KvCache(capacity, self._block_tokens)

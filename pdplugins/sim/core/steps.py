@@ -111,9 +111,10 @@ class StepTimes:
 
     :param mixed_scale: factor on the time that prefill adds to a step with decodes; 1.0 for the sum that the profile
         gives. No profile was measured in mixed steps, so this tells how much a result depends on that sum.
+    :param mixes: whether engines prefill and decode in one step; else a mixed step stands for one of each kind.
     """
 
-    def __init__(self, perf: PerfModel, tp: int, mixed_scale: float = 1.0) -> None:
+    def __init__(self, perf: PerfModel, tp: int, mixed_scale: float = 1.0, mixes: bool = True) -> None:
         self._perf = perf
         self._tp = tp
         self._mixed_scale = mixed_scale
@@ -123,9 +124,9 @@ class StepTimes:
         self._dense: dict[int, int] = {}
         self._attention: dict[int, int] = {}
         self._dense_s = dense_part(perf, tp)
-        self._steps: StepModel[int] = StepModel(self._alone)
+        self._steps: StepModel[int] = StepModel(self._alone, mixes=mixes)
         if self._dense_s is not None:
-            self._steps = StepModel(self._alone, self._dense_part, self._attention_part)
+            self._steps = StepModel(self._alone, self._dense_part, self._attention_part, mixes=mixes)
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""

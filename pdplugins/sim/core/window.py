@@ -43,7 +43,7 @@ class Window:
 
     __slots__ = (
         "_cached", "_ended", "_ended_isl", "_first_tokens", "_isl", "_isl_sq", "_local", "_local_prefill", "_osl",
-        "_osl_sq", "_requests", "_tpot_s",
+        "_requests", "_tpot_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class Window:
 
     def _begin(self) -> None:
         self._requests = self._ended = 0
-        self._isl = self._isl_sq = self._osl = self._osl_sq = 0
-        """Sums of lengths and of squared lengths: prompts of arrived requests, outputs of answered ones."""
+        self._isl = self._isl_sq = self._osl = 0
+        """Sums of prompts and of squared prompts of arrived requests, and of outputs of answered ones."""
         self._ended_isl = self._cached = 0
         """Prompt tokens of answered requests, and how many of them were cached."""
         self._local = self._local_prefill = 0
@@ -74,7 +74,6 @@ class Window:
         """Count an answered request."""
         self._ended += 1
         self._osl += flight.osl
-        self._osl_sq += flight.osl * flight.osl
         self._tpot_s += tpot_s
         self._ended_isl += flight.isl
         self._cached += flight.cached
@@ -101,7 +100,6 @@ class Window:
             ttft_s=_mean(seconds(sum(ttfts)), len(ttfts)),
             tpot_s=_mean(self._tpot_s, self._ended),
             isl_sq_tokens=_mean(self._isl_sq, self._requests),
-            osl_sq_tokens=_mean(self._osl_sq, self._ended),
             local_share=_mean(self._local, self._ended),
             prefix_hit_rate=_mean(self._cached, self._ended_isl),
             local_prefill_tokens=_mean(self._local_prefill, self._local),

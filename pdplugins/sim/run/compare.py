@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from pdplugins.config import Config
 from pdplugins.interrupt import ctrl_c
 from pdplugins.processes.child import stay_with
+from pdplugins.processes.pools import finished
 from pdplugins.report.ranking import Run, best_of
 from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome
@@ -70,7 +71,7 @@ def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]
     :param jobs: most processes; no more start than there are runs, and the results do not depend on it.
     """
     if min(jobs, len(plan.configs)) > 1:
-        return list(_parallel(plan, jobs, shares))
+        return _parallel(plan, jobs, shares)
     runs: list[Run] = []
     for name in plan.configs:
         done = [1.0] * len(runs)
@@ -115,22 +116,16 @@ def _work(index: int, name: str) -> Run | None:
     return run
 
 
-def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
+def _parallel(plan: Plan, jobs: int, shares: Shares) -> list[Run]:
     context = multiprocessing.get_context("fork")  # a forked process has the trace already
     # Without locks, which a process that is killed would keep for ever.
     done, stop = context.Array("d", len(plan.configs), lock=False), context.Value("b", 0, lock=False)
     with ProcessPoolExecutor(min(jobs, len(plan.configs)), context, _adopt, (os.getpid(), plan, done, stop)) as pool:
-        with ctrl_c() as pressed:  # raised while a process is forked, it would leave one that nobody ends
-            futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]
-        stop.value = int(pressed())
-        waiting: set[Future[Run | None]] = set(futures)
-        while waiting:
-            try:
-                waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).not_done
-                shares(done[:])
-            except KeyboardInterrupt:
-                stop.value = 1
-        yield from (run for future in futures if (run := _ran(future, stopped=bool(stop.value))) is not None)
+        futures, stopped = finished(pool, _work, enumerate(plan.configs), lambda _: shares(done[:]))
+        with ctrl_c(again=False):  # a key that is held down must not lose what was done: the runs end soon
+            stop.value = int(stopped)
+            runs = [_ran(future, stopped=stopped) for future in futures]
+        return [run for run in runs if run is not None]
 
 
 def _ran(future: Future[Run | None], *, stopped: bool) -> Run | None:

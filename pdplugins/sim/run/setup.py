@@ -71,6 +71,7 @@ def engine_settings(config: Config) -> EngineSettings:
         whole_prompts=wanted.whole_prompts,
         watermark=wanted.watermark,
         block_tokens=wanted.block_tokens,
+        mixed_steps=config.deployment.mixed_steps,
         mixed_step_scale=wanted.mixed_step_scale,
         begin_s=wanted.begin_s,
     )

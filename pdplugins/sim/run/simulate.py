@@ -14,6 +14,7 @@ from pdplugins.contracts.request import Slo
 from pdplugins.metrics import weighted_distribution
 from pdplugins.results import Metrics, Requests, Result, Served, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision_log import none_of_refused
 from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.planner import initial_plan
 from pdplugins.runtime.policies import Policies, build_policies
@@ -48,13 +49,14 @@ def simulate(
     config = seeded(config, seed)
     deployment = build_deployment(config)
     policies = build_policies(config, deployment)
-    journal = _journal(config, deployment, policies, decision_log)
-    simulation = build_simulation(config, deployment, policies, sampler=sampler, journal=journal)
-    try:
-        ended = run(simulation, trace, progress)
-    finally:
-        if journal is not None:
-            journal.close()
+    with none_of_refused(decision_log):
+        journal = _journal(config, deployment, policies, decision_log)
+        try:
+            simulation = build_simulation(config, deployment, policies, sampler=sampler, journal=journal)
+            ended = run(simulation, trace, progress)
+        finally:
+            if journal is not None:
+                journal.close()
     requests, metrics = summarise(ended.outcome, deployment.slo)
     origin = {"trace": trace_name}
     return result_of(ended, requests, metrics, config=config, origin=origin, command=command, seed=seed), ended.outcome

@@ -66,9 +66,8 @@ def advise(  # noqa: PLR0913 - the options of a command
 
     Tries co-location with tuned chunks, static splits, tensor-parallel sizes and every plugin in the simulator.
     """
-    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415 - loaded when the command runs
-    from pdplugins.provenance import command_line, commit  # noqa: PLC0415
-    from pdplugins.studies.advise import folder, page, words  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs  # noqa: PLC0415 - loaded when the command runs
+    from pdplugins.studies.advise import folder  # noqa: PLC0415
     from pdplugins.studies.advise import search as searching  # noqa: PLC0415
     from pdplugins.studies.advise.candidates import Question  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
@@ -99,14 +98,9 @@ def advise(  # noqa: PLR0913 - the options of a command
     except KeyboardInterrupt:
         typer.echo("pdplugins advise: interrupted, nothing written", err=True)
         raise typer.Exit(130) from None
-    if out is not None:
-        write_whole(out, json.dumps(_as_data(found, seed), indent=1) + "\n")
-    if html is not None:
-        write_whole(html, page.page(found, command_line(), commit()))
-    written = []
-    if save_dir is not None:  # before anything is printed, which nobody may read
-        about = f"{words.verdict(found)[0]}\n{folder.FOUND_BY}{command_line()})"
-        written = [*folder.write(found.best.candidate.config, model_path, about, save_dir)]
+    # All files before anything is printed: nobody may read that, as behind `| head`.
+    _write(found, seed, out, html)
+    written = [] if save_dir is None else _save(found, model_path, save_dir)
     _show(found)
     typer.echo(f"simulated; {found.settings} settings with all GPUs, {time.perf_counter() - began:.0f} s")
     for path, what in written:
@@ -133,6 +127,26 @@ def _profile(profile: str | None, gpu: str | None, model: str | None) -> str:
         return profile
     first, _, second = PROFILE.partition("/")
     return f"{gpu or first}/{model or second}"
+
+
+def _write(found: Advice, seed: int, out: Path | None, html: Path | None) -> None:
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.provenance import command_line, commit  # noqa: PLC0415
+    from pdplugins.studies.advise.page import page  # noqa: PLC0415
+
+    if out is not None:
+        write_whole(out, json.dumps(_as_data(found, seed), indent=1) + "\n")
+    if html is not None:
+        write_whole(html, page(found, command_line(), commit()))
+
+
+def _save(found: Advice, model_path: str | None, save_dir: Path) -> list[tuple[Path, str]]:
+    """Write the files that run the best setting; return each with what it is."""
+    from pdplugins.provenance import command_line  # noqa: PLC0415
+    from pdplugins.studies.advise import folder, words  # noqa: PLC0415
+
+    about = f"{words.verdict(found)[0]}\n{folder.FOUND_BY}{command_line()})"
+    return [*folder.write(found.best.candidate.config, model_path, about, save_dir)]
 
 
 def _show(found: Advice) -> None:

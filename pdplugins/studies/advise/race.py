@@ -5,14 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.errors import PdpluginsError
-from pdplugins.interrupt import ctrl_c
 from pdplugins.processes.child import stay_with
+from pdplugins.processes.pools import finished
 from pdplugins.results import Result
 from pdplugins.sim.report.misses import missed_of
 from pdplugins.sim.run.simulate import simulate
@@ -75,19 +75,11 @@ class Race:
             done(0, 0)
             return []
         pool = self._pool_for(len(jobs))
-        with ctrl_c() as pressed:  # raised while a process is forked, it would leave one that nobody ends
-            futures = [pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
-        if pressed():
+        futures, stopped = finished(
+            pool, _simulated, ((*job, self._seed) for job in jobs), lambda left: done(len(jobs) - left, len(jobs))
+        )
+        if stopped:
             raise KeyboardInterrupt
-        waiting: set[Future[Score | LeftOut]] = set(futures)
-        done(0, len(jobs))
-        try:
-            while waiting:
-                waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).not_done
-                done(len(jobs) - len(waiting), len(jobs))
-        except KeyboardInterrupt:
-            self._stop.value = 1
-            raise
         results = [future.result() for future in futures]
         self.left_out += [result for result in results if isinstance(result, LeftOut)]
         return [result for result in results if isinstance(result, Score)]

@@ -20,6 +20,8 @@ BLOCK_S, LEAST_BLOCKS, REACH = 60.0, 10, 2
 """Length of the blocks in which a trace from a file is drawn anew, and from how many blocks away one may come."""
 DURATION_S, MOST = 3600.0, 30_000
 """Traffic that is given by its lengths and its rate ends after this time or this number of requests."""
+FEWEST, LONGEST_S = 10, 86_400.0
+"""Requests on the average that it has at least, for which it may be longer: some draws of fewer have none."""
 SPREAD = 0.6
 """Sigma of log-normal lengths, where only their means are given."""
 
@@ -74,7 +76,12 @@ def named(trace: str, changes: Transform) -> Traffic:
 def lengths(isl: float, osl: float, changes: Transform, seed: int) -> Traffic:
     """Return Poisson arrivals at the rate of `changes`, with log-normal lengths of these means. Raises ConfigError."""
     rate = changes.rate or 1.0
-    duration_s = min(changes.clip_s or DURATION_S, DURATION_S, MOST / rate)
+    duration_s = min(changes.clip_s or LONGEST_S, LONGEST_S, max(DURATION_S, FEWEST / rate), MOST / rate)
+    if duration_s < FEWEST / rate:
+        raise ConfigError(
+            f"advise: --rate {rate:g} is {rate * duration_s:.2g} requests in {duration_s:g} s, and {FEWEST} are the "
+            "fewest that advice can be judged by; raise the rate or --clip-s, or give a trace"
+        )
     median = np.exp(-(SPREAD**2) / 2)
     sizes = ",".join(
         f"{key}_tokens={{kind: lognormal, median: {mean * median:.6g}, sigma: {SPREAD}, high: {8 * mean:.6g}}}"

@@ -18,7 +18,7 @@ DOES = {
     "fixed split": "prompts never share a step with outputs",
     "threshold scaling": "adds and removes workers by their utilisation",
     "dopd": "sizes both pools to the forecast load, so it holds GPUs only while it needs them",
-    "ampd": "prefills on the decode worker where that breaks no objective, elsewhere else",
+    "ampd": "prefills on the decode worker where that breaks no objective, else on a prefill worker",
     "arrow": "moves workers between the phases, request by request",
     "dynaserve": "fills what the TPOT objective leaves of each decode step with prompts",
     "rapid": "moves watts and workers between the phases",

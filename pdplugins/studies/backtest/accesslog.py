@@ -22,7 +22,7 @@ import numpy as np
 from pdplugins import metrics
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import TraceError, one_line
-from pdplugins.files import is_file
+from pdplugins.files import TwiceError, is_file, object_once
 from pdplugins.results import Spread
 from pdplugins.studies.backtest.recording import PARTS, AttainmentBounds, Latencies, Recording
 from pdplugins.workloads import rows
@@ -45,6 +45,7 @@ EARLIEST_S, LATEST_S = 1e9, 1e11
 """Unix times from the year 2001 on; in milliseconds the latest is of the year 1973."""
 MOST_DAYS = 31
 DAY_S = 86_400
+_DECODER = json.JSONDecoder(object_pairs_hook=object_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ def _lines(path: Path) -> Iterator[Line]:
         if text.isspace():
             continue
         try:
-            row = json.loads(text)
+            row = _DECODER.decode(text)
+        except TwiceError as error:
+            raise TraceError(f"{path}: line {number}: {error}") from None
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):

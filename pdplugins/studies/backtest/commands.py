@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,30 +85,23 @@ def backtest(  # noqa: PLR0913 - the options of a command
     What ran is simulated too, beside what clients felt, so that you see how far to trust the rest.
     """
     from pdplugins.config import find  # noqa: PLC0415 - a command loads what it needs when it runs
-    from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit, record  # noqa: PLC0415
-    from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
     from pdplugins.studies.backtest import page, runs, words  # noqa: PLC0415
     from pdplugins.studies.backtest.prometheus import Prometheus  # noqa: PLC0415
-    from pdplugins.studies.commands import objectives  # noqa: PLC0415
+    from pdplugins.studies.configs import chosen, with_objectives  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
 
+    _check_together(prometheus, access_log, (step_s, model, match, token_file, ca), prefill, decode)
     check_outputs(out, html)
+    outputs = {"--json": out, "--html": html}
     read = {"--access-log": access_log, "--token-file": token_file, "--ca": ca, "--profile": profile}
-    check_apart({"--json": out, "--html": html}, {**read, **{f"CONFIG {name}": find(name) for name in configs or ()}})
-    if (prometheus is None) == (access_log is None):
-        raise ConfigError("backtest: give either --prometheus URL or --access-log FILE")
-    if (prefill is None) != (decode is None):
-        raise ConfigError("backtest: give both --prefill and --decode, or none")
+    check_apart(outputs, {**read, **{f"CONFIG {name}": find(name) for name in configs or ()}})
     # The pools that ran are the recording's: a config without a planner keeps its own.
-    overrides = Overrides(gpus, profile, None, None, [*(settings or ()), *objectives(ttft, tpot)])
-    chosen = {name: configured(name, overrides) for name in configs or ["dopd"]}
-    for name, config in chosen.items():
-        check_apart({"--json": out, "--html": html}, profiles_of(name, config.profiles))
-    first = next(iter(chosen.values()))
-    only_prometheus = (step_s, model, match, token_file, ca)
-    if access_log is not None and any(value is not None for value in only_prometheus):
-        raise ConfigError("--step-s, --model, --match, --token-file and --ca are about --prometheus")
+    overrides = Overrides(gpus, profile, settings=with_objectives(settings, ttft, tpot))
+    tried = chosen(configs or ["dopd"], overrides, outputs)
+    first = next(iter(tried.values()))
     try:
         with progress(STAGES) as shares:
             if access_log is not None:
@@ -120,7 +113,7 @@ def backtest(  # noqa: PLR0913 - the options of a command
             recording = _with_pools(recording, prefill, decode)
             found = runs.backtest(
                 recording,
-                chosen,
+                tried,
                 router,
                 seed=seed,
                 jobs=jobs or os.cpu_count() or 1,
@@ -134,6 +127,25 @@ def backtest(  # noqa: PLR0913 - the options of a command
     if html is not None:
         write_whole(html, page.page(found, command_line(), commit()))
     _show(found)
+
+
+def _check_together(
+    prometheus: str | None,
+    access_log: Path | None,
+    about_prometheus: Iterable[object],
+    prefill: int | None,
+    decode: int | None,
+) -> None:
+    """Raise ConfigError for options that do not go together.
+
+    :param about_prometheus: the values of the options that say nothing of a log.
+    """
+    if (prometheus is None) == (access_log is None):
+        raise ConfigError("backtest: give either --prometheus URL or --access-log FILE")
+    if access_log is not None and any(value is not None for value in about_prometheus):
+        raise ConfigError("--step-s, --model, --match, --token-file and --ca are about --prometheus")
+    if (prefill is None) != (decode is None):
+        raise ConfigError("backtest: give both --prefill and --decode, or none")
 
 
 def moment(text: str, option: str, now_s: float) -> float:

@@ -112,7 +112,8 @@ class Prometheus:
             ):
                 return _series(_parsed(await _body(answer), answer.status))
         except TimeoutError:
-            raise self._error(f"no whole answer within {self._timeout_s:g} s; ask for less time, or longer steps")  # noqa: B904
+            why = f"no whole answer within {self._timeout_s:g} s; ask for less time, or longer steps"
+            raise self._error(why) from None
         except ValueError as error:
             raise self._error(one_line(error)) from None
         except (OSError, aiohttp.ClientError) as error:

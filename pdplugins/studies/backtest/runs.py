@@ -156,18 +156,10 @@ class RecordedPools:
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools of the recording."""
-        role_counts = [
-            max(
-                [getattr(self._at(view.now_s), role)]
-                + [
-                    getattr(pools, role)
-                    for pools in self._pools
-                    if view.now_s < pools.at_s <= view.now_s + self._startup_s
-                ]
-            )
-            for role in ("prefill", "decode")
-        ]
-        return ScalePlan(role_counts[0], role_counts[1], "as recorded")
+        soon = [pools for pools in self._pools if view.now_s < pools.at_s <= view.now_s + self._startup_s]
+        wanted = [self._at(view.now_s), *soon]
+        prefill, decode = max(pools.prefill for pools in wanted), max(pools.decode for pools in wanted)
+        return ScalePlan(prefill, decode, "as recorded")
 
     def _at(self, now_s: float) -> Pools:
         return next((pools for pools in reversed(self._pools) if pools.at_s <= now_s), self._pools[0])

@@ -117,9 +117,11 @@ def _against(trial: Trial, found: Backtest) -> str:
     ran = "" if found.ran is None else f", as it ran {_cost(found.ran)}"
     enough = [fixed for fixed in found.fixed if fixed.attainment >= trial.attainment]
     if not enough:
-        return f"{ran}, no fixed pools that were tried as much"
+        return f"{ran}; no fixed pools that were tried have as much"
     fewest = min(enough, key=lambda fixed: fixed.gpus)
-    return f"{ran}, and of the pools that stay, those tried, {fewest.name} ({fewest.gpus:.1f} GPUs) have as much"
+    return (
+        f"{ran}; the smallest fixed pools that were tried and have as much are {fewest.pools} ({fewest.gpus:.1f} GPUs)"
+    )
 
 
 def _cost(trial: Trial) -> str:

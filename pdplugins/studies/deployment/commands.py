@@ -47,10 +47,10 @@ def plan(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.config import find  # noqa: PLC0415
-    from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
-    from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
-    from pdplugins.studies.commands import objectives  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.studies.configs import chosen, with_objectives  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
     from pdplugins.studies.deployment.report import as_yaml, page, show  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
@@ -61,9 +61,8 @@ def plan(  # noqa: PLR0913 - the options of a command
     outputs = {"--json": out, "--html": html, "--write-config": write_config}
     check_apart(outputs, {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)})
     command = command_line()
-    asked = [*(settings or ()), *objectives(ttft, tpot)]
-    parsed = configured(config, Overrides(profile=profile, settings=asked))
-    check_apart(outputs, profiles_of(config, parsed.profiles))
+    overrides = Overrides(profile=profile, settings=with_objectives(settings, ttft, tpot))
+    parsed = chosen([config], overrides, outputs)[config]
     requests = Transform.of(rate=rate, clip_s=clip_s).apply(traces.read(trace))
     with progress(STAGES) as shares:
         planned = plan_deployment(

@@ -6,39 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from pdplugins.errors import ConfigError
 from pdplugins.studies.advise import folder
-from pdplugins.studies.commands import pd_register_commands
+from tests.command_line import printed
 from tests.studies.advise.questions import small_search
 
-app = typer.Typer()
-pd_register_commands(app)
 SMALL = ("--profile", "h100/llama-3.1-8b", "--gpus", "2", "--jobs", "1", "--clip-s", "20")
-
-
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, ["advise", *words])
-    if done.exception is not None:
-        raise done.exception
-    return done.stdout
 
 
 @pytest.mark.moderate
 def test_one_run_writes_all_that_was_asked_for(tmp_path: Path) -> None:
     with small_search():
-        said = run(
+        said = printed(
+            "advise",
             *("--isl", "600", "--osl", "50", "--rate", "4", *SMALL),
-            *(
-                "--json",
-                str(tmp_path / "a.json"),
-                "--html",
-                str(tmp_path / "a.html"),
-                "--save-dir",
-                str(tmp_path / "d"),
-            ),
+            *("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--save-dir", tmp_path / "d"),
         )
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["kind"] == "simulated"
@@ -55,13 +38,13 @@ def test_the_folder_takes_the_place_of_no_input(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text("requests: 5\n")
     with pytest.raises(ConfigError, match=r"--save-dir, its config\.yaml config\.yaml is also --trace; name"):
-        run("--trace", "config.yaml", "--save-dir", ".")
+        printed("advise", "--trace", "config.yaml", "--save-dir", ".")
     with pytest.raises(ConfigError, match=r"^--save-dir \.: its config\.yaml is not of 'advise'; name another folder$"):
-        run("--trace", "synthetic", "--save-dir", ".")
+        printed("advise", "--trace", "synthetic", "--save-dir", ".")
     assert (tmp_path / "config.yaml").read_text() == "requests: 5\n"
     (tmp_path / "d").mkdir()
     with pytest.raises(ConfigError, match=r"its sglang\.sh d/sglang\.sh is also --json"):
-        run("--trace", "synthetic", "--save-dir", "d", "--json", "d/sglang.sh")
+        printed("advise", "--trace", "synthetic", "--save-dir", "d", "--json", "d/sglang.sh")
 
 
 def test_a_folder_in_the_place_of_a_file_is_told_before_the_search(
@@ -70,7 +53,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_the_search(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d/sglang.sh").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"^d/sglang\.sh: is a folder; name a file in it$"):
-        run("--trace", "synthetic", "--save-dir", "d")
+        printed("advise", "--trace", "synthetic", "--save-dir", "d")
 
 
 @pytest.mark.parametrize(
@@ -85,4 +68,4 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_the_search(
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        run(*words)
+        printed("advise", *words)

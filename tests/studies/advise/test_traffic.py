@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.errors import TraceError
+from pdplugins.errors import ConfigError, TraceError
 from pdplugins.studies.advise import traffic
 from pdplugins.types import TraceRequest
 from pdplugins.workloads import jsonl
@@ -62,6 +62,19 @@ def test_lengths_and_rate_are_those_that_were_given() -> None:
     assert sum(one.isl_tokens for one in made.requests) / count == pytest.approx(1000, rel=0.05)
     assert sum(one.osl_tokens for one in made.requests) / count == pytest.approx(100, rel=0.05)
     assert made.draw(1) != made.requests
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.0007, 0.0003])
+def test_few_requests_are_drawn_for_longer(rate: float) -> None:
+    """An hour of the first ones has none in one of forty draws."""
+    made = traffic.lengths(1000, 100, Transform.of(rate=rate), seed=0)
+    assert all(1 <= len(made.draw(number)) <= 30 for number in range(100))
+
+
+@pytest.mark.parametrize(("rate", "clip_s"), [(1e-4, None), (0.5, 10.0)])
+def test_too_few_requests_to_judge_by_are_refused(rate: float, clip_s: float | None) -> None:
+    with pytest.raises(ConfigError, match=f"--rate {rate:g} is .* requests in .* s, and 10 are the fewest"):
+        traffic.lengths(1000, 100, Transform.of(rate=rate, clip_s=clip_s), seed=0)
 
 
 def test_a_workload_is_drawn_with_other_seeds_a_file_from_its_own_minutes(tmp_path: Path) -> None:

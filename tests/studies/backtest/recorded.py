@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 import subprocess
-import time
-import urllib.request
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
-import yaml
 
 from pdplugins.config import Config, parse
 from pdplugins.hosts.dynamo.doors.frontend import CACHED, ISL, ITL, OSL, REQUESTS, TTFT
@@ -22,6 +15,7 @@ from pdplugins.sim.core.records import Record
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads import traces
 from pdplugins.workloads.trace import TraceRequest
+from tests.prometheus import prometheus, tool
 
 MODEL = "llama"
 SCRAPE_S = 15.0
@@ -117,46 +111,14 @@ def samples_of(records: Sequence[Record]) -> dict[str, list[tuple[float, float, 
     return found
 
 
-def tool(name: str) -> str:
-    if (found := shutil.which(name)) is None:
-        pytest.skip(f"{name} is not installed (Debian: apt-get install prometheus)")
-    return found
-
-
 @contextmanager
-def prometheus(folder: Path, pages: Sequence[Page] = (), scrapes: Sequence[str] = ()) -> Iterator[str]:
+def recorded(folder: Path, pages: Sequence[Page] = (), scrapes: Sequence[str] = ()) -> Iterator[str]:
     """Run Prometheus over the history that `pages` are, and scrape these addresses once a second; yield its URL."""
-    program = tool("prometheus")
     for number, one in enumerate(pages):
         text = folder / f"{number}.om"
         text.write_text("\n".join([*one.lines, "# EOF", ""]))
-        subprocess.run(
-            [tool("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")],
-            check=True,
-            capture_output=True,
-        )
+        words = ["tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
+        subprocess.run([tool("promtool", "prometheus"), *words], check=True, capture_output=True)
     jobs = [{"job_name": "all", "scrape_interval": "1s", "static_configs": [{"targets": list(scrapes)}]}]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": jobs if scrapes else []}))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*words, f"--web.listen-address={listen}"], stdout=log, stderr=log)
-        try:
-            deadline_s = time.monotonic() + 60
-            while not answers(f"http://{listen}/-/ready"):
-                assert process.poll() is None, (folder / "log").read_text()[-2000:]
-                assert time.monotonic() < deadline_s, (folder / "log").read_text()[-2000:]
-                time.sleep(0.05)
-            yield f"http://{listen}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - ours
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    with prometheus(folder, {"scrape_configs": jobs if scrapes else []}) as address:
+        yield f"http://{address}"

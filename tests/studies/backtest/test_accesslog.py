@@ -11,21 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from aiohttp import test_utils, web
-from typer.testing import CliRunner
 
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import TraceError
 from pdplugins.gateway import account
 from pdplugins.gateway.account import ACCOUNT, Account, JsonAccessLogger
 from pdplugins.studies.backtest.accesslog import read
-from pdplugins.studies.commands import pd_register_commands
+from tests.command_line import invoke
 
 SLO = Slo(1.0, 0.05)
 START_S = 1_770_000_000.0
-app = typer.Typer()
-pd_register_commands(app)
 
 
 def plain(second: float, **fields: Any) -> dict[str, Any]:
@@ -163,6 +159,10 @@ def test_what_has_no_answer_is_left_out_and_what_has_no_times_is_not_judged(tmp_
         (plain(0.0, ttft_s="soon"), "column ttft_s: 'soon' is not a number"),
         ('127.0.0.1 "POST /v1/completions HTTP/1.1" 200 512 B 0.5 s\n', "lacks the fields isl_tokens and osl_tokens"),
         ("[" * 100_000 + "\n", "is no JSON object"),
+        (
+            '{"time": 1, "prompt_tokens": 5, "completion_tokens": 5, "prompt_tokens": 900}\n',
+            "line 2: key 'prompt_tokens' stands twice; keep one of them",
+        ),
         ("x" * (2**20 + 1) + "\n", "longer than 1048576 characters"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_broken_archive_and_an_empty_log_are_refused(tmp_path: Path) -> None:
 def test_the_command_takes_a_log(tmp_path: Path) -> None:
     path = log(tmp_path, [plain(0.4 * number) for number in range(200)])
     words = ["backtest", "--access-log", str(path), "--prefill", "2", "--decode", "1", "--jobs", "1", "--gpus", "4"]
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert done.exception is None
     assert "Recorded: 200 requests of log.jsonl in 80 s" in done.stdout
     assert "fixed 2P1D" in done.stdout

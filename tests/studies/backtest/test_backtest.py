@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.sim.core.records import Record
-from pdplugins.studies.commands import pd_register_commands
-from tests.studies.backtest.recorded import config, page, prometheus, served, traffic
+from tests.command_line import printed
+from tests.studies.backtest.recorded import config, page, recorded, served, traffic
 
-app = typer.Typer()
-pd_register_commands(app)
 DURATION_S = 1800.0
 POOLS = [(0.0, 2, 1), (DURATION_S - 30, 0, 0)]
 """The gauge says nothing of use at the end, as when a stack is taken down."""
@@ -53,15 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         page(few, start_s - LATER_S, 300.0, []),
         page(few, start_s - LATER_S, 300.0, [], model="other"),
     ]
-    with prometheus(folder, pages) as url:
+    with recorded(folder, pages) as url:
         yield Server(url, start_s, records)
-
-
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, ["backtest", *words])
-    if done.exception is not None:
-        raise done.exception
-    return done.stdout
 
 
 def row(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -72,7 +61,7 @@ def row(found: dict[str, Any], name: str) -> dict[str, Any]:
 def test_what_ran_comes_out_as_it_was_recorded(server: Server, tmp_path: Path) -> None:
     """The recording is of a simulated run, so that its simulation must give the same but for how it is rebuilt."""
     out, html = tmp_path / "out.json", tmp_path / "out.html"
-    said = run(*server.span, "--jobs", "1", "--json", str(out), "--html", str(html))
+    said = printed("backtest", *server.span, "--jobs", "1", "--json", str(out), "--html", str(html))
     found = json.loads(out.read_text())
     assert found["kind"] == "simulated"
     assert found["recording"]["requests"] == pytest.approx(len(server.records), rel=0.02)
@@ -97,7 +86,7 @@ def test_what_ran_comes_out_as_it_was_recorded(server: Server, tmp_path: Path) -
 @pytest.mark.moderate
 def test_a_smaller_pool_would_have_been_worse_and_a_wrong_one_is_not_trusted(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    said = run(*server.span, "--profile", "h100/llama-3.1-8b", "--jobs", "1", "--json", str(out))
+    said = printed("backtest", *server.span, "--profile", "h100/llama-3.1-8b", "--jobs", "1", "--json", str(out))
     assert "Do not rely on this" in said
     found = json.loads(out.read_text())
     fewest, most = row(found, "fixed 1P1D"), found["rows"][-1]
@@ -109,13 +98,13 @@ def test_a_smaller_pool_would_have_been_worse_and_a_wrong_one_is_not_trusted(ser
 def test_a_model_is_asked_for_where_there_are_two(server: Server) -> None:
     early = ["--prometheus", server.url, "--from", server.time(-LATER_S), "--to", server.time(300 - LATER_S)]
     with pytest.raises(ConfigError, match=r"--model: say which of llama, other"):
-        run(*early)
+        printed("backtest", *early)
     with pytest.raises(ConfigError, match=r"--model gone: not recorded at that time; there is llama, other"):
-        run(*early, "--model", "gone")
-    said = run(*early, "--model", "Other", "--jobs", "1")
+        printed("backtest", *early, "--model", "gone")
+    said = printed("backtest", *early, "--model", "Other", "--jobs", "1")
     assert "of other in 300 s" in said
     assert "Which workers there were is not recorded; name them with --prefill and --decode" in said
-    said = run(*early, "--model", "other", "--jobs", "1", "--prefill", "2", "--decode", "1")
+    said = printed("backtest", *early, "--model", "other", "--jobs", "1", "--prefill", "2", "--decode", "1")
     assert "Trust: simulated as it ran" in said
 
 
@@ -133,7 +122,7 @@ def test_a_model_is_asked_for_where_there_are_two(server: Server) -> None:
 )
 def test_what_cannot_be_asked_is_refused(server: Server, words: list[str], error: type, why: str) -> None:
     with pytest.raises(error, match=why):
-        run(*server.span, *words)
+        printed("backtest", *server.span, *words)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +138,4 @@ def test_what_cannot_be_asked_is_refused(server: Server, words: list[str], error
 )
 def test_options_that_do_not_go_together_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        run(*words)
+        printed("backtest", *words)

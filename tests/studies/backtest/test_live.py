@@ -7,13 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from pdplugins.processes.ports import free_ports
-from pdplugins.studies.commands import pd_register_commands
+from tests.command_line import invoke
 from tests.hosts.dynamo.local.serve import Serve
-from tests.studies.backtest.recorded import prometheus
+from tests.studies.backtest.recorded import recorded
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.long]
 LASTS_S = 30
@@ -21,8 +19,6 @@ TRAFFIC = (
     f"synthetic:duration_s={LASTS_S},arrivals={{kind: poisson, rate: 3}},"
     "isl_tokens={kind: lognormal, median: 900, sigma: 0.5},osl_tokens={kind: lognormal, median: 40, sigma: 0.5}"
 )
-app = typer.Typer()
-pd_register_commands(app)
 
 
 def test_what_a_live_frontend_was_scraped_of_is_rebuilt(tmp_path: Path) -> None:
@@ -33,7 +29,7 @@ def test_what_a_live_frontend_was_scraped_of_is_rebuilt(tmp_path: Path) -> None:
     where = ("--port", str(port), "--metrics-port", str(metrics_port))
     report = tmp_path / "live.json"
     scrapes = [f"127.0.0.1:{port}", f"127.0.0.1:{metrics_port}"]
-    with prometheus(tmp_path / "prometheus", scrapes=scrapes) as url:
+    with recorded(tmp_path / "prometheus", scrapes=scrapes) as url:
         words = [*pools, *where, "--trace", TRAFFIC, "--json", str(report), "--set", "planner.prefill=2"]
         serve = Serve(words, tmp_path / "temp", {})
         try:
@@ -44,7 +40,7 @@ def test_what_a_live_frontend_was_scraped_of_is_rebuilt(tmp_path: Path) -> None:
             serve.close()
         out = tmp_path / "out.json"
         asked = ["backtest", "--prometheus", url, "--from", f"{began_s:.0f}", "--to", "now", "--step-s", "5"]
-        done = CliRunner().invoke(app, [*asked, "--jobs", "1", "--json", str(out)])
+        done = invoke(*asked, "--jobs", "1", "--json", out)
         assert done.exception is None, done.exception
     live, found = json.loads(report.read_text()), json.loads(out.read_text())
     recording = found["recording"]

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from pdplugins.cli import app
 from pdplugins.config import load, parse
 from pdplugins.policies.ampd.planning import SHARES, DeploymentPlan, Group
-from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.records import Record
@@ -24,6 +21,7 @@ from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve, Profi
 from pdplugins.studies.deployment.plan import plan_deployment, with_plan
 from pdplugins.types import Role, Slo, TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
+from tests.command_line import invoke
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +138,6 @@ def test_the_coefficients_are_of_the_engine_that_the_config_asks_for() -> None:
 
 
 def test_the_command_writes_plans_a_page_and_a_config_that_loads(tmp_path: Path) -> None:
-    default_registry().add_commands(app)
     workload = tmp_path / "work.yaml"
     text = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 2}, "isl_tokens": 600, "osl_tokens": 30}
     workload.write_text(yaml.safe_dump(text))
@@ -148,7 +145,7 @@ def test_the_command_writes_plans_a_page_and_a_config_that_loads(tmp_path: Path)
         option: tmp_path / file for option, file in (("json", "p.json"), ("html", "p.html"), ("write-config", "p.yaml"))
     }
     files = [part for option, file in names.items() for part in (f"--{option}", str(file))]
-    done = CliRunner().invoke(app, ["plan", "ampd", "--trace", str(workload), "--gpus", "8", "--top", "1", *files])
+    done = invoke("plan", "ampd", "--trace", workload, "--gpus", "8", "--top", "1", *files)
     assert done.exit_code == 0, done.output
     plans = json.loads(names["json"].read_text())
     assert plans["kind"] == "simulated"

@@ -55,6 +55,12 @@ def test_the_client_and_seed_decide_the_lengths() -> None:
     assert drawn != [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, client, seed=2)]
 
 
+def test_fp8_takes_no_longer_than_bf16_on_the_same_engine_and_gpu() -> None:
+    fp8, bf16 = (silicon.profile_of(f"h100/qwen3-32b{precision}-vllm") for precision in ("-fp8", ""))
+    for tp, table in fp8.dense.items():
+        assert all(short <= long for short, long in zip(table.raw_ms, bf16.dense[tp].raw_ms, strict=True)), tp
+
+
 def test_every_source_has_a_profile_and_says_who_published_its_protocol() -> None:
     for name, source in SOURCES.items():
         assert silicon.profile_of(name).dense, name

@@ -1,43 +1,30 @@
-"""Reads aiconfigurator's kernel tables for workers of several GPUs, mixtures of experts among them.
-
-An interpreter with aiconfigurator runs this file, which therefore imports nothing of pdplugins. It takes one JSON
-object on standard input and writes one on standard output; see `layouts.ask`.
+"""Reads the kernels of workers of several GPUs, mixtures of experts among them; see `layouts.ask`.
 
 All times are those of one worker: `tokens` and `batch` are of the whole worker, and spread evenly over the GPUs that
 keep attention apart (data-parallel attention). With pipeline stages, a batch is one micro-batch for each stage.
 """
 
-import importlib
-import json
-import logging
-import sys
-from importlib.metadata import version
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
+Sdk = Callable[[str], Any]
+"""Returns a module of aiconfigurator's SDK."""
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
+
+def read(asked: dict[str, Any], database: Any, sdk: Sdk) -> dict[str, Any]:
     """Return the parts of the steps of each layout, in milliseconds, and what its weights and KV cache take."""
-    perf_database = _sdk("perf_database")
-    system, backend = asked["system"], asked["backend"]
-    tables = asked["version"] or str(perf_database.get_latest_database_version(system, backend))
-    database = perf_database.get_database(system=system, backend=backend, version=tables)
-    if database is None:
-        raise ValueError(f"no tables of {backend} {tables}")
     database.system_spec["node"]["inter_node_bw"] *= asked["rails"]  # the tables count one adapter for a whole ring
-    workers = [Worker(asked, layout, database) for layout in asked["layouts"]]
-    return {
-        "tool": f"aiconfigurator {version('aiconfigurator')}",
-        "version": tables,
-        "layouts": [{**worker.memory(), **worker.parts(asked)} for worker in workers],
-    }
+    workers = [Worker(asked, layout, database, sdk) for layout in asked["layouts"]]
+    return {"layouts": [{**worker.memory(), **worker.parts(asked)} for worker in workers]}
 
 
 class Worker:
     """One worker of several GPUs."""
 
-    def __init__(self, asked: dict[str, Any], layout: dict[str, int], database: Any) -> None:
-        common = _sdk("common")
+    def __init__(self, asked: dict[str, Any], layout: dict[str, int], database: Any, sdk: Sdk) -> None:
+        self._sdk = sdk
+        common = sdk("common")
         wanted = {"gemm": "GEMM", "kvcache": "KVCache", "fmha": "FMHA", "moe": "MoE"}
         modes = {
             f"{name}_quant_mode": getattr(common, f"{kind}QuantMode")[asked["modes"][name]]
@@ -65,8 +52,8 @@ class Worker:
             )
 
     def _made(self, expert_tensor: int, expert: int) -> Any:
-        config = _sdk("config").ModelConfig(moe_tp_size=expert_tensor, moe_ep_size=expert, **self._arguments)
-        return _sdk("models").get_model(self._asked[0], config, self._asked[1])
+        config = self._sdk("config").ModelConfig(moe_tp_size=expert_tensor, moe_ep_size=expert, **self._arguments)
+        return self._sdk("models").get_model(self._asked[0], config, self._asked[1])
 
     def _has_experts(self) -> bool:
         try:
@@ -137,24 +124,3 @@ class Worker:
         if beside:
             total -= min(shared, experts)
         return total - attention, attention, experts
-
-
-def _sdk(name: str) -> Any:
-    return importlib.import_module(f"aiconfigurator.sdk.{name}")
-
-
-def main() -> None:
-    """Answer the request on standard input."""
-    logging.disable(logging.WARNING)
-    asked = json.load(sys.stdin)
-    try:
-        found = answer(asked)
-    except ModuleNotFoundError as error:
-        found = {"missing": error.name}
-    except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}"}
-    json.dump(found, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
