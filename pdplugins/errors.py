@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import socket
 from collections.abc import Iterable
 from reprlib import Repr
 
@@ -53,6 +55,24 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the nearest of the `known` names, to end an error with; nothing where none is near."""
     near = difflib.get_close_matches(str(name)[:MOST_SHOWN], list(known), n=1)
     return f"{_MEANT}{near[0]}?" if near else ""
+
+
+def is_address_wrong(error: Exception) -> bool:
+    """Tell whether listening failed for the address, whatever the port: it is none, or none of this machine."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return True
+    # Python's own event loop gives no number where it can listen on no address of a name.
+    return isinstance(error, OSError) and error.errno in {None, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+def cannot_listen(who: str, host: str, port: int, error: Exception) -> HostError:
+    """Return the error of `who` that cannot listen, with what to give instead: another address, or another port."""
+    host, why = one_line(host), one_line(getattr(error, "strerror", None) or error)
+    if is_address_wrong(error):
+        fix = f"{host} is no address of this machine; give one that is, such as 127.0.0.1"
+    else:
+        fix = "choose another port"
+    return HostError(f"{who}: cannot listen on {host}:{port} ({why}); {fix}")
 
 
 def question_first(message: str) -> str:

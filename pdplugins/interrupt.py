@@ -6,7 +6,6 @@ multiplies large integers, where CPython checks for signals.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPING = signal.SIGINT, signal.SIGTERM
+"""Signals that stop a command."""
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as of a program that the signal has ended."""
 
@@ -23,12 +24,8 @@ class _Terminate:
 
     def __init__(self) -> None:
         self.came = False
-        self._process = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # one that has just been forked ends at once
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
         self.came = True
         raise KeyboardInterrupt
 
@@ -55,14 +52,16 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def ctrl_c() -> Iterator[Callable[[], bool]]:
+def ctrl_c(*, again: bool = True) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C was pressed in the block. A second Ctrl-C raises KeyboardInterrupt.
+
+    :param again: False: no Ctrl-C raises, however often it is pressed. The block must end soon by itself then.
 
     Outside the main thread, and where SIGINT is ignored or has another handler, nothing changes. SIGTERM counts as
     Ctrl-C in a block of `sigterm_as_ctrl_c`.
     """
     pressed = False
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if _main()}
+    usual = {number: signal.getsignal(number) for number in STOPPING if _main()}
     ours = {
         number: handler
         for number, handler in usual.items()
@@ -75,7 +74,8 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         handler = ours[signal.Signals(number)]
         if isinstance(handler, _Terminate):
             handler.came = True
-        signal.signal(number, handler)
+        if again:
+            signal.signal(number, handler)
 
     for number in ours:
         signal.signal(number, note)

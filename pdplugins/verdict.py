@@ -13,7 +13,7 @@ import numpy as np
 from pdplugins import metrics
 from pdplugins.contracts.request import Slo
 
-TTFT_ERROR, TPOT_ERROR = 0.147, 0.065
+TTFT_ERROR, TPOT_ERROR = 0.141, 0.063
 """Median error of the simulator's TTFT and TPOT against measured engines (docs/fidelity.md), as shares."""
 SPELLS = 20
 """Parts of equal length in which a run is looked at, to say when it went wrong."""

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 
+from pdplugins.interrupt import STOPPING
 from pdplugins.redaction import redact_every_log, secret
 
 _PR_SET_PDEATHSIG = 1
@@ -29,14 +30,18 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when `parent` dies. Exit at once if it is dead already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)  # an exception would be told: nobody is left to read it
 
 
 def stay_with(parent: int) -> None:
-    """Let a process of a pool, forked by `parent`, leave it to the parent when to stop, and end when that ends."""
+    """Make a process of a pool, which `parent` has forked, ignore Ctrl-C and end when its parent ends.
+
+    SIGTERM ends it at once: the parent's handler, which came with the fork, may never get to run.
+    """
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the parent does at it may never be done here
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # `pools.finished` forked it with both held back
 
 
 def _secret_arguments() -> list[str]:

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterable
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HUNG = 70
 """Exit code of a process that had to be cut off."""
+TELL_S = 1.0
+"""Time in which it says so."""
+MOST_TOLD = 65_536
+"""Bytes of the stacks of its threads that it tells."""
 
 
 def on_stop(
@@ -20,7 +24,8 @@ def on_stop(
     """Call `stop` on the running loop at each of the signals that stop this process.
 
     At the first one a timer starts that ends the process `within_s` seconds later, even when a policy never returns or
-    a thread waits for a name server. Call it on the main thread.
+    a thread waits for a name server. Call it on the main thread. Python heeds a signal between two of its own steps: a
+    main thread that never comes back from compiled code is not cut off.
     """
     loop = asyncio.get_running_loop()
     for number in signals:
@@ -40,6 +45,14 @@ def end_within(seconds: float) -> None:
 
 
 def _end(seconds: float) -> None:
-    os.write(2, f"pdplugins: did not end within {seconds:g} s, so it was cut off; it was here:\n".encode())
-    faulthandler.dump_traceback(file=2)
+    teller = threading.Thread(target=_tell, args=[seconds], daemon=True)
+    teller.start()
+    teller.join(TELL_S)  # who reads what we say may have stopped: that may even be what hangs
     os._exit(HUNG)
+
+
+def _tell(seconds: float) -> None:
+    stacks = os.memfd_create("stacks")  # not written directly: that would keep all threads of Python waiting
+    faulthandler.dump_traceback(file=stacks)
+    said = f"pdplugins: did not end within {seconds:g} s, so it was cut off; it was here:\n".encode()
+    os.write(2, said + os.pread(stacks, MOST_TOLD, 0))

@@ -17,7 +17,10 @@ one of them could be the port that another engine was given to listen on."""
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` ports on which nobody listens, in random order. Raises HostError when there are too few."""
     if len(found := list(islice(_free(host), count))) < count:
-        raise HostError(f"no {count} free ports from {OURS[0]} to {OURS[-1]} on {host}")
+        raise HostError(
+            f"no {count} free ports from {OURS[0]} to {OURS[-1]} on {host}; give an address of this machine, or end "
+            "what listens there"
+        )
     return found
 
 

@@ -20,21 +20,21 @@ def charts(runs: Runs, slo: Slo) -> list[Chart]:
     ttft, tpot = [Mark("SLO", y=slo.ttft_s)], [Mark("SLO", y=1e3 * slo.tpot_s)]
     gauges = {title: chart for title in ORDER if (chart := _gauge(runs, title)) is not None}
     return [
-        Chart("Inside both SLOs", "% of requests", _per_run(runs, lambda s: _times(s.attainment, 100)), top=100),
+        Chart("Inside both SLOs", "% of requests", _per_run(runs, lambda s: _scaled(s.attainment, 100)), top=100),
         *(gauges[title] for title in (QUEUE,) if title in gauges),
         Chart("Time to first token", "s", _pair(runs, lambda s: (s.ttft_p50_s, s.ttft_p99_s)), marks=ttft),
         Chart(
             "Time per output token",
             "ms",
-            _pair(runs, lambda s: (_times(s.tpot_p50_s, 1e3), _times(s.tpot_p99_s, 1e3))),
+            _pair(runs, lambda s: (_scaled(s.tpot_p50_s, 1e3), _scaled(s.tpot_p99_s, 1e3))),
             marks=tpot,
         ),
         *(chart for title, chart in gauges.items() if title != QUEUE),
         Chart("Arrivals", "requests/s", [Line("arrivals", first.at_s, first.rate, 2)], area=True),
         Chart("Prompt and output length", "tokens, mean", _lengths(first)),
         _cdf("TTFT of requests", "s", runs, lambda s: s.cdf_ttft_s, slo.ttft_s),
-        _cdf("TPOT of requests", "ms", runs, lambda s: _times(s.cdf_tpot_s, 1e3), 1e3 * slo.tpot_s),
-        _cdf("Time between tokens, all gaps", "ms", runs, lambda s: _times(s.cdf_tbt_s, 1e3), None),
+        _cdf("TPOT of requests", "ms", runs, lambda s: _scaled(s.cdf_tpot_s, 1e3), 1e3 * slo.tpot_s),
+        _cdf("Time between tokens, all gaps", "ms", runs, lambda s: _scaled(s.cdf_tbt_s, 1e3), None),
     ]
 
 
@@ -84,7 +84,7 @@ def _pair(runs: Runs, pick: Callable[[Series], tuple[Values, Values]]) -> list[L
 
 def _cdf(title: str, unit: str, runs: Runs, pick: Callable[[Series], Values], slo: float | None) -> Chart:
     lines = [
-        Line(name, pick(series), _times(series.cdf_share, 100), index)
+        Line(name, pick(series), _scaled(series.cdf_share, 100), index)
         for index, (name, series) in enumerate(runs.items())
         if pick(series)
     ]
@@ -92,5 +92,5 @@ def _cdf(title: str, unit: str, runs: Runs, pick: Callable[[Series], Values], sl
     return Chart(title, "% at most", lines, x=unit, marks=marks, log_x=True, top=100)
 
 
-def _times(line: Values, factor: float) -> Sequence[float | None]:
+def _scaled(line: Values, factor: float) -> Sequence[float | None]:
     return [None if value is None else value * factor for value in line]

@@ -59,8 +59,6 @@ COLUMNS = (
 """Metrics that every comparison has."""
 DISTRIBUTION = ("mean", "P50", "P90", "P99")
 """Heads of the cells of `latencies`."""
-
-
 REGRET = (
     Column(key="regret.slo_attainment", title="behind best %", best=min, shown="{:.2f}", scale=100,
            value=lambda r: None if r.regret is None else r.regret.slo_attainment),

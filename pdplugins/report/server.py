@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from pdplugins.errors import HostError, one_line
+from pdplugins.errors import cannot_listen, printable
 from pdplugins.processes.addresses import is_loopback
 from pdplugins.report.address import Address
+from pdplugins.report.connections import Connections
 from pdplugins.report.html import Html, element
 from pdplugins.report.layout import STYLE, whole
 from pdplugins.report.live import Live
 
+HTTP_LOG = logging.getLogger("pdplugins.report.http")
+"""What aiohttp says of requests that are no HTTP, and of a page that could not be made."""
 SCRIPT = Path(__file__).with_name("live.js")
 FRESH_S = 1.0
 """A page is made at most so often, however many look at it."""
@@ -24,6 +29,8 @@ MOST_CONNECTIONS = 64
 IDLE_S = 15.0
 LONGEST_LINE, MOST_HEADERS = 4096, 64
 """Bytes of a line of a request's head, and its headers."""
+LOG_EVERY_S = 10.0
+"""One line in so long says that somebody sends what is no HTTP."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -37,6 +44,31 @@ HEADERS = {
 }
 
 
+class Seldom(logging.Filter):
+    """Makes one line of what strangers cause, without what they sent, and lets it pass now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_s = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to log a record. One of an error of ours is left as it is."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        now_s = monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + LOG_EVERY_S
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg = f"the dashboard: {printable(record.getMessage())}: it is no HTTP ({type(error).__name__})"
+        record.args, record.exc_info = (), None
+        return True
+
+
+HTTP_LOG.addFilter(Seldom())
+
+
 class Dashboard:
     """The page of `live`, served at `url` from `start` to `stop`."""
 
@@ -46,11 +78,12 @@ class Dashboard:
         self._made = ""
         self._made_s = -FRESH_S
         self._making = asyncio.Lock()
+        self._connections = Connections(MOST_CONNECTIONS)
         self._runner: web.AppRunner | None = None
         self.url = ""
 
     async def start(self) -> None:
-        """Listen. Raises HostError when the port cannot be had."""
+        """Listen. Raises HostError when that cannot be."""
         app = web.Application(middlewares=[self._guarded], client_max_size=1)
         app.router.add_get("/", self._page)
         app.router.add_get("/live.js", self._file(SCRIPT, "text/javascript"))
@@ -58,6 +91,7 @@ class Dashboard:
         self._runner = runner = web.AppRunner(
             app,
             access_log=None,
+            logger=HTTP_LOG,
             keepalive_timeout=IDLE_S,
             max_line_size=LONGEST_LINE,
             max_field_size=LONGEST_LINE,
@@ -65,15 +99,14 @@ class Dashboard:
             shutdown_timeout=0.1,
         )
         await runner.setup()
-        self._limit(runner)
+        assert runner.server is not None  # noqa: S101 - it has just been set up
+        self._connections.guard(runner.server)
         site = web.TCPSite(runner, self._address.host, self._address.port)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:
             await runner.cleanup()
-            why = one_line(getattr(error, "strerror", None) or error)
-            where = f"{self._address.host}:{self._address.port}"
-            raise HostError(f"--dashboard {where}: cannot listen there ({why}); choose another port") from None
+            raise cannot_listen("--dashboard", self._address.host, self._address.port, error) from None
         host, port = runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -82,27 +115,16 @@ class Dashboard:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @staticmethod
-    def _limit(runner: web.AppRunner) -> None:
-        """Refuse connections beyond the limit, before they are read from."""
-        server = runner.server
-        assert server is not None  # noqa: S101 - it has just been set up
-        made = server.connection_made
-
-        def on_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-            made(handler, transport)
-            if len(server.connections) > MOST_CONNECTIONS:
-                transport.abort()
-
-        server.connection_made = on_made  # type: ignore[method-assign]
-
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer those who asked for this address: a page of another site has its own name for it."""
+        self._connections.begins(request.protocol)
         try:
             response = await handler(request) if self._is_ours(request) else web.Response(status=403, text="not here")
         except web.HTTPException as error:
             response = web.Response(status=error.status, text=error.reason)
+        finally:
+            self._connections.ends(request.protocol)
         response.headers.update(HEADERS)
         return response
 

@@ -95,7 +95,7 @@ class Observations:
         """What a planner sees."""
         traffic = None
         if self._random.random() < 0.8:
-            told = (self.maybe(largest) for largest in (1e5, 1e4, 10, 1, 1e10, 1e8, 1, 1, 1e3))
+            told = (self.maybe(largest) for largest in (1e5, 1e4, 10, 1, 1e10, 1, 1, 1e3))
             traffic = Traffic(self.number(10), self.number(1e3), *told)
         return PlannerView(now_s, traffic, self.pool(), self.pool())
 

@@ -69,3 +69,17 @@ def test_what_hangs_is_cut_off(hang: str, slow: str) -> None:
     assert code == HUNG
     assert "pdplugins: did not end within 0.5 s, so it was cut off; it was here:\n" in said
     assert "most recent call first" in said, "the stack of each thread"
+
+
+@pytest.mark.moderate
+def test_it_is_cut_off_also_where_nobody_reads_what_it_says() -> None:
+    code = START.format(hang="import os\n    while True: os.write(2, bytes(65536))", slow="pass", within_s=0.5)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == HUNG
+    finally:
+        process.kill()
+        process.communicate()

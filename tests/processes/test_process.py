@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pdplugins.processes.process import Process, python, stop_all
+from tests.waiting import until
 
 PYTHON = [sys.executable, "-c"]
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -100,10 +101,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    assert until(lambda: not Path(f"/proc/{child}").exists(), 5)
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
