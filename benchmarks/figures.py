@@ -44,7 +44,7 @@ from manifest import ROOT
 from pdplugins.errors import PdpluginsError
 
 FIGURE = re.compile(r"(?P<old>\S+?(?: %)?)?<!-- figure: (?P<what>.*?) -->", re.DOTALL)
-AGE = re.compile(r"at commit [^<>]*<!-- age: (?P<what>\S+) -->")
+AGE = re.compile(r"at commit (?:(?!at commit )[^<>\n])*<!-- age: (?P<what>\S+) -->")
 ROWS = re.compile(
     r"<!-- rows: (?P<results>\S+) (?P<path>\S+) (?P<row>\|.*?\|) -->\n(?P<head>\|.*\n\|[-:| ]*\n)(?P<body>(?:\|.*\n)*)"
     r"<!-- /rows -->"

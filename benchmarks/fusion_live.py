@@ -4,7 +4,8 @@
 
 Three systems of two servers each, on this machine's CPU, with a small random Llama whose prefill is mostly compute:
 
-* fusion: dual-role servers behind the gateway, all parts of the bundle as shipped (`configs/fusion.yaml`);
+* fusion: dual-role servers behind the gateway, all parts of the bundle as shipped (`configs/fusion.yaml`), told that
+  these servers never mix prefill and decode in one step;
 * co-located: stock servers that do all of a request, behind SGLang's router (Rust);
 * PD: a stock prefill and a stock decode server, behind the same router.
 
@@ -123,9 +124,10 @@ def config(folder: Path, found: dict[str, Any], slo: Slo) -> Path:
     (folder / "cpu.json").write_text(json.dumps(profile(found)))
     shipped = yaml.safe_load(find("fusion").read_text())
     one = {"replicas": 1, "tp": 1}
+    cpu = {"profile": str(folder / "cpu.json"), "gpu_budget": 2, "prefill": one, "decode": one, "mixed_steps": False}
     own = {
         "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s},
-        "deployment": {"profile": str(folder / "cpu.json"), "gpu_budget": 2, "prefill": one, "decode": one},
+        "deployment": cpu,
     }
     path = folder / "fusion.yaml"
     path.write_text(yaml.safe_dump({**shipped, **own}))

@@ -45,8 +45,9 @@ class Yard:
         return [search.seen(trial, capacity, seed) for trial, capacity, seed in self._trials(config, policies)]
 
     def at_capacity(self, config: Config, policies: Sequence[str]) -> float:
-        """Return the mean attainment of a system at the capacity of each seed."""
-        return fmean(trial.at(capacity, seed).attainment for trial, capacity, seed in self._trials(config, policies))
+        """Return the mean attainment of a system at the capacity of each seed, as `seen` has it."""
+        runs = (search.up_to(*trial, most=1.0)[-1] for trial in self._trials(config, policies))
+        return fmean(run.attainment for run in runs)
 
     def _trials(self, config: Config, policies: Sequence[str]) -> Iterator[tuple[Trial, float, int]]:
         for seed, capacity in zip(SHOWN, self.capacities, strict=False):

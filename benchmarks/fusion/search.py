@@ -207,11 +207,17 @@ class Seen:
 
 def seen(trial: Trial, capacity: float, seed: int) -> Seen:
     """Run one system at all rates, and find the highest one that it serves."""
+    points = up_to(trial, capacity, seed)
+    return Seen(tuple(points), _highest(trial, capacity, seed, points))
+
+
+def up_to(trial: Trial, capacity: float, seed: int, most: float = SHARES[-1]) -> list[Run]:
+    """Return a system's runs at the rates up to `most`, a share of the capacity."""
     points: list[Run] = []
-    for share in SHARES:
+    for share in (share for share in SHARES if share <= most):
         hopeless = "fusion" not in trial.policies and points and points[-1].attainment < HOPELESS
         points.append(points[-1] if hopeless else trial.at(share * capacity, seed))
-    return Seen(tuple(points), _highest(trial, capacity, seed, points))
+    return points
 
 
 def _highest(trial: Trial, capacity: float, seed: int, points: Sequence[Run]) -> float:

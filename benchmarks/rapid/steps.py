@@ -1,6 +1,6 @@
 """What a step of the power daemon's loop takes, with eight simulated GPUs and with 72.
 
-usage: PYTHONPATH=. python benchmarks/rapid/steps.py [--result NAME]
+usage: PYTHONPATH=.:benchmarks python benchmarks/rapid/steps.py [--result NAME]
 """
 
 from __future__ import annotations

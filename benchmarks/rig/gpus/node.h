@@ -38,6 +38,7 @@ typedef struct {
 typedef struct {
     uint32_t magic, gpus, init_fault, root_only;
     double tau_s, clock_s; /* clock_s < 0: the machine's own */
+    double list_delay_s;   /* how long the first call of a list of the GPUs takes */
     uint32_t writes, base;
     pthread_mutex_t lock;
     gpu_t gpu[MOST_GPUS];

@@ -59,6 +59,7 @@ class Node(c.Structure):
         *((name, c.c_uint32) for name in ("magic", "gpus", "init_fault", "root_only")),
         ("tau_s", c.c_double),
         ("clock_s", c.c_double),
+        ("list_delay_s", c.c_double),
         ("writes", c.c_uint32),
         ("base", c.c_uint32),
         ("lock", c.c_byte * 40),

@@ -61,6 +61,7 @@ const char *nvmlErrorString(int r) {
 }
 int nvmlDeviceGetCount_v2(unsigned *count) {
     if (!users) return UNINITIALIZED;
+    wait_for(N->list_delay_s);
     *count = N->gpus;
     return OK;
 }
