@@ -39,12 +39,17 @@ def reach(imports: dict[str, set[str]], name: str) -> set[str]:
 
 
 def picture(imports: dict[str, set[str]]) -> str:
-    """The picture in Mermaid: the arrows that no longer path explains."""
-    lines = ["```mermaid", "flowchart TD"]
-    for name in sorted(imports):
-        through = {far for near in imports[name] for far in reach(imports, near)}
-        lines += [f"  {name} --> {other}" for other in sorted(imports[name] - through)]
-    return "\n".join([*lines, "```"])
+    """The picture: each package above all that it needs, with the arrows that no longer path explains."""
+    below = {name: reach(imports, name) for name in imports}
+
+    def height(name: str) -> int:
+        return 1 + max((height(other) for other in imports[name]), default=0)
+
+    lines = []
+    for name in sorted(imports, key=lambda name: (-height(name), name)):
+        if direct := sorted(imports[name] - {far for near in imports[name] for far in below[near]}):
+            lines.append(f"{name:<{max(map(len, imports))}}  ──>  {', '.join(direct)}")
+    return "\n".join(["```", *lines, "```"])
 
 
 def test_no_package_needs_itself() -> None:

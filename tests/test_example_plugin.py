@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -23,6 +22,8 @@ import pdplugins_earliest_due
 import pdplugins_queue_step
 import pdplugins_stay_home
 
+from tests.programs import run
+
 pytestmark = pytest.mark.moderate
 
 EXAMPLES = Path(__file__).parents[1] / "docs/example-plugins"
@@ -30,18 +31,11 @@ EXAMPLES = Path(__file__).parents[1] / "docs/example-plugins"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the example plugins are installed beside pdplugins."""
+    """What a process needs in its environment to find the example plugins beside pdplugins."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", str(target), str(EXAMPLES)], check=True, capture_output=True)
-    return {**os.environ, "PYTHONPATH": str(target)}
-
-
-def pdplugins(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from pdplugins.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, check=False
-    )
+    return {"PYTHONPATH": str(target)}
 
 
 def test_they_install_beside_either_distribution_of_pdplugins() -> None:
@@ -50,7 +44,7 @@ def test_they_install_beside_either_distribution_of_pdplugins() -> None:
 
 
 def test_it_is_listed_with_its_distribution(installed: dict[str, str]) -> None:
-    done = pdplugins(installed, "plugins", "--json")
+    done = run("pdplugins", "plugins", "--json", **installed)
     rows = {(row["kind"], row["name"]): row for row in json.loads(done.stdout)}
     assert rows["planner", "queue_step"] == {
         "kind": "planner",
@@ -65,7 +59,7 @@ def test_it_is_listed_with_its_distribution(installed: dict[str, str]) -> None:
 def test_its_settings_are_checked(installed: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("planner: {name: queue_step, quue: 2}")
-    done = pdplugins(installed, "config", str(path))
+    done = run("pdplugins", "config", str(path), **installed)
     assert done.returncode == 2
     assert done.stderr == (
         f"pdplugins: {path}: planner queue_step: unknown key 'quue'; valid keys here are interval_s, queue\n"
@@ -75,7 +69,9 @@ def test_its_settings_are_checked(installed: dict[str, str], tmp_path: Path) -> 
 @pytest.mark.dynamo
 def test_it_scales_a_simulated_deployment(installed: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = pdplugins(installed, "replay", "--planner", "queue_step", "--trace", "synthetic", "--json", str(out))
+    done = run(
+        "pdplugins", "replay", "--planner", "queue_step", "--trace", "synthetic", "--json", str(out), **installed
+    )
     assert done.returncode == 0, done.stderr
     scaling = json.loads(out.read_text())["scaling"]
     assert max(change["prefill"] for change in scaling) > 1
@@ -84,7 +80,7 @@ def test_it_scales_a_simulated_deployment(installed: dict[str, str], tmp_path: P
 
 def simulated(env: dict[str, str], tmp_path: Path, config: str, *more: str) -> dict[str, Any]:
     out = tmp_path / "out.json"
-    done = pdplugins(env, "simulate", str(EXAMPLES / config), *more, "--json", str(out))
+    done = run("pdplugins", "simulate", str(EXAMPLES / config), *more, "--json", str(out), **env)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(out.read_text())
     assert not [name for name in result["counts"] if name.startswith("faults.")], result["counts"]
@@ -120,7 +116,7 @@ def test_the_bundle_scales_by_what_its_flow_policy_holds(installed: dict[str, st
     [("planner", "queue_step"), ("router", "stay_home"), ("flow", "earliest_due"), ("bundle", "backlog")],
 )
 def test_each_is_listed(installed: dict[str, str], kind: str, name: str) -> None:
-    rows = json.loads(pdplugins(installed, "plugins", "--json").stdout)
+    rows = json.loads(run("pdplugins", "plugins", "--json", **installed).stdout)
     assert (kind, name) in {(row["kind"], row["name"]) for row in rows}
 
 

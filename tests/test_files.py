@@ -12,6 +12,7 @@ import pytest
 
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_apart, check_outputs, is_file, is_folder, read_limited, whole, write_whole
+from tests.programs import PDPLUGINS
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -87,12 +88,11 @@ def test_a_file_behind_standard_output_keeps_what_it_has(tmp_path: Path) -> None
     ],
 )
 def test_every_output_goes_behind_what_a_file_has(command: list[str], name: str, tmp_path: Path) -> None:
-    code = "import sys; from pdplugins.cli import main; main()"
     log, alone = tmp_path / "results", tmp_path / "alone"
     log.write_text("old ")
     with log.open("a") as file:
-        subprocess.run([sys.executable, "-c", code, *command, "--out", name], stdout=file, check=True)
-    subprocess.run([sys.executable, "-c", code, *command, "--out", str(alone)], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([*PDPLUGINS, *command, "--out", name], stdout=file, check=True)
+    subprocess.run([*PDPLUGINS, *command, "--out", str(alone)], stdout=subprocess.DEVNULL, check=True)
     assert log.read_bytes() == b"old " + alone.read_bytes()
 
 

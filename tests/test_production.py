@@ -6,9 +6,7 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -31,6 +29,8 @@ from pdplugins.runtime.metrics import Metrics
 from pdplugins.studies.advise.kubernetes import manifest
 from pdplugins.workloads import traces
 from tests.kubernetes_models import as_kubernetes_reads
+from tests.prometheus import prometheus, tool
+from tests.waiting import until
 from tools import metrics_page
 
 ROOT = Path(__file__).parents[1]
@@ -104,12 +104,6 @@ def test_a_key_for_a_remote_admin_listener_comes_from_a_file() -> None:
     assert [set(job["authorization"]) for job in jobs if "authorization" in job] == [{"credentials_file"}]
 
 
-def tool(name: str, package: str) -> str:
-    if (found := shutil.which(name)) is None:
-        pytest.skip(f"{name} is not installed (Debian: apt-get install {package})")
-    return found
-
-
 @pytest.mark.parametrize("words", [("check", "rules", str(RULES)), ("test", "rules", "pdplugins-alerts.test.yaml")])
 def test_promtool_takes_the_rules(words: tuple[str, ...]) -> None:
     """Alerts that page fire when they should, and not on a quiet day."""
@@ -131,9 +125,8 @@ def test_promtool_takes_the_configs_of_the_page(scrape: str, tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prometheus with our rules, which has scraped metrics of a gateway and of every kind of policy."""
-    folder, program = tmp_path_factory.mktemp("prometheus"), tool("prometheus", "prometheus")
     gateway = GatewayMetrics(slo=Slo(2.0, 0.08))
     gateway.begun()
     gateway.over("ok")
@@ -145,33 +138,19 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for kind in metrics_page.Kind:
         Metrics(kind, every)
     server, thread = start_http_server(0, "127.0.0.1", every)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
     config = {
         "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
         "rule_files": [str(RULES)],
         "scrape_configs": [{"job_name": "p", "static_configs": [{"targets": [f"127.0.0.1:{server.server_port}"]}]}],
     }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, *words, f"--web.listen-address={listen}"], stdout=log, stderr=log)
-        try:
-            for _ in range(300):
-                assert process.poll() is None, (folder / "log").read_text()[-2000:]
-                try:
-                    if asked(listen, "pdplugins_gateway_requests_total"):
-                        break
-                except OSError:
-                    pass
-                time.sleep(0.1)
-            yield listen
-        finally:
-            process.kill()
-            process.wait()
-            server.shutdown()
-            server.server_close()
-            thread.join()
+    try:
+        with prometheus(tmp_path_factory.mktemp("prometheus"), config) as address:
+            assert until(lambda: asked(address, "pdplugins_gateway_requests_total"))
+            yield address
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def asked(address: str, query: str) -> list[Any]:
@@ -184,11 +163,11 @@ def asked(address: str, query: str) -> list[Any]:
 
 
 @pytest.mark.moderate
-def test_a_real_prometheus_answers_every_query(prometheus: str) -> None:
-    assert asked(prometheus, "pdplugins_gateway_requests_total")
+def test_a_real_prometheus_answers_every_query(scraped: str) -> None:
+    assert asked(scraped, "pdplugins_gateway_requests_total")
     for query in queries():
-        asked(prometheus, query)
-    with urllib.request.urlopen(f"http://{prometheus}/api/v1/rules", timeout=10) as answer:
+        asked(scraped, query)
+    with urllib.request.urlopen(f"http://{scraped}/api/v1/rules", timeout=10) as answer:
         groups = json.load(answer)["data"]["groups"]
     loaded = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
     assert set(loaded) == {rule["alert"] for rule in rules()}
@@ -196,12 +175,12 @@ def test_a_real_prometheus_answers_every_query(prometheus: str) -> None:
 
 
 @pytest.mark.moderate
-def test_a_real_prometheus_has_every_metric_of_the_gateway(prometheus: str) -> None:
+def test_a_real_prometheus_has_every_metric_of_the_gateway(scraped: str) -> None:
     for one in metrics_page.groups()["gateway"]:
         for name in one.series if not one.labels else ():
-            assert asked(prometheus, name), name
-    assert asked(prometheus, 'pdplugins_gateway_ttft_seconds_bucket{le="2.0"}')[0]["value"][1] == "1"
-    assert asked(prometheus, 'pdplugins_gateway_itl_seconds_bucket{le="0.02"}')[0]["value"][1] == "4"
+            assert asked(scraped, name), name
+    assert asked(scraped, 'pdplugins_gateway_ttft_seconds_bucket{le="2.0"}')[0]["value"][1] == "1"
+    assert asked(scraped, 'pdplugins_gateway_itl_seconds_bucket{le="0.02"}')[0]["value"][1] == "4"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.registry import default_registry
 from pdplugins.vocabulary import EXAMPLES, RENAMED, modern, prepare, writes_to_stdout
 from pdplugins.workloads import traces
+from tests.programs import PDPLUGINS, run
 
 SHARED = {
     "simulate": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --records --seed",
@@ -119,31 +120,24 @@ def test_the_page_has_every_name_of_before() -> None:
             assert f"| `{before}` | `{now}` |" in page
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = "from pdplugins.cli import main; main()"
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=env)
-
-
 @pytest.mark.moderate
 def test_a_dash_sends_the_result_alone_to_standard_output(tmp_path: Path) -> None:
     words = ("--trace", "demo", "--clip-s", "10", "--no-hindsight")
-    done = run("simulate", "stock-least-loaded", *words, "--json", "-")
+    done = run("pdplugins", "simulate", "stock-least-loaded", *words, "--json", "-")
     assert json.loads(done.stdout)["kind"] == "simulated"
     assert "SLO attainment" in done.stderr
     with (tmp_path / "out.json").open("w") as file:
-        code = "from pdplugins.cli import main; main()"
-        command = [sys.executable, "-c", code, "bound", *words[:4], "--json", "-"]
+        command = [*PDPLUGINS, "bound", *words[:4], "--json", "-"]
         subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, check=True)
     assert json.loads((tmp_path / "out.json").read_text())["kind"] == "bound"
-    records = run("simulate", "stock-least-loaded", *words, "--records", "-").stdout.splitlines()
+    records = run("pdplugins", "simulate", "stock-least-loaded", *words, "--records", "-").stdout.splitlines()
     assert {"arrival_s", "ttft_s"} <= set(json.loads(records[0]))
 
 
 @pytest.mark.moderate
 def test_a_piped_table_is_whole() -> None:
-    said = run("plugins", COLUMNS="40").stdout
-    names = [one["name"] for one in json.loads(run("plugins", "--json").stdout)]
+    said = run("pdplugins", "plugins", COLUMNS="40").stdout
+    names = [one["name"] for one in json.loads(run("pdplugins", "plugins", "--json").stdout)]
     assert len(names) > 40
     assert all(name in said for name in names)
 

@@ -83,6 +83,13 @@ def test_the_lines_of_a_table_are_written_from_the_rows() -> None:
     assert len(list(figures.wrong(f"{begin}{head}| 1 |\n<!-- /rows -->"))) == 1
 
 
+@pytest.mark.usefixtures("result")
+@pytest.mark.parametrize("before", ["", "slower at commit abc, but ", "slower at commit abc.\n\nA paragraph. "])
+def test_an_age_takes_the_place_of_the_one_before_and_of_nothing_else(before: str) -> None:
+    now = figures.age("x")
+    assert figures.refreshed(f"{before}at commit def, unchanged<!-- age: x -->.") == f"{before}{now}<!-- age: x -->."
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [

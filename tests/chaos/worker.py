@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 
+from pdplugins.processes.ports import free_ports
 from tests.gateway.fake import FakeWorker, Rooms, settled
 
 
@@ -16,9 +17,7 @@ class Child:
     """One unified worker in a process. It keeps its port when it is started again."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        (self.port,) = free_ports(1)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

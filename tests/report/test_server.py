@@ -6,12 +6,17 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.report import server
 from pdplugins.report.address import Address
+from pdplugins.report.connections import Connections
 from pdplugins.report.live import LONGEST, MOST_DECISIONS, MOST_MOMENTS, Gauge, Live, Now, by_role
 from pdplugins.report.server import MOST_CONNECTIONS, Dashboard
 from tests.report import browser
@@ -52,6 +57,12 @@ async def served(live: Live, host: str = "127.0.0.1") -> AsyncIterator[tuple[Das
     async with aiohttp.ClientSession() as session:
         yield dashboard, session
     await dashboard.stop()
+
+
+def test_an_address_of_another_machine_is_one_line() -> None:
+    said = r"^--dashboard: cannot listen on 192\.0\.2\.1:0 \(.*\); 192\.0\.2\.1 is no address of this machine"
+    with pytest.raises(HostError, match=said):
+        asyncio.run(Dashboard(Live(), Address("192.0.2.1", 0)).start())
 
 
 @pytest.mark.parametrize(
@@ -141,25 +152,106 @@ def test_a_taken_port_is_one_line() -> None:
     asyncio.run(start())
 
 
-def test_connections_are_bounded_and_new_ones_fit_again() -> None:
-    async def crowd() -> None:
-        async with served(filled()) as (dashboard, session):
-            port = int(dashboard.url.rpartition(":")[2])
-            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS + 20)]
-            with pytest.raises(aiohttp.ClientError):
-                await session.get(dashboard.url)
-            for _, writer in crowd:
-                writer.close()
-            async with asyncio.timeout(30):
-                while True:
-                    try:
-                        async with session.get(dashboard.url) as answer:
-                            assert answer.status == 200
-                            return
-                    except aiohttp.ClientError:
-                        await asyncio.sleep(0.05)
+class Crowd:
+    """Connections of a stranger, who reads whatever comes."""
 
-    asyncio.run(crowd())
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rpartition(":")[2])
+        self._writers: list[asyncio.StreamWriter] = []
+        self._ends: list[asyncio.Task[bytes]] = []
+
+    async def grow(self, count: int, say: bytes = b"") -> None:
+        """Open more, and say something on each."""
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            writer.write(say)
+            self._writers.append(writer)
+            self._ends.append(asyncio.create_task(reader.read()))
+
+    async def left(self, most: int) -> int:
+        """Wait until no more than so many are open. Return how many are."""
+        async with asyncio.timeout(30):
+            while (count := sum(not end.done() for end in self._ends)) > most:
+                await asyncio.sleep(0.01)
+        return count
+
+    async def leave(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*self._ends, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "say",
+    [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /style.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"],
+    ids=["silent", "half a request", "idle behind an answer"],
+)
+def test_connections_that_wait_keep_nobody_out(say: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def crowded() -> None:
+        async with served(filled()) as (dashboard, session):
+            crowd = Crowd(dashboard.url)
+            await crowd.grow(MOST_CONNECTIONS + 20, say)
+            for _ in range(3):
+                async with session.get(dashboard.url) as answer:
+                    assert answer.status == 200
+            assert await crowd.left(MOST_CONNECTIONS) >= MOST_CONNECTIONS - 1, "no more make room than is needed"
+            await crowd.leave()
+
+    asyncio.run(crowded())
+    assert caplog.text == ""
+
+
+def test_a_connection_whose_request_is_answered_keeps_its_place() -> None:
+    """A new one then has none, and what ended late leaves none behind."""
+
+    async def crowded() -> list[str]:
+        connections, server = Connections(2), SimpleNamespace(connection_made=Mock(), connection_lost=Mock())
+        connections.guard(cast(Any, server))
+        ours = {name: Mock() for name in ("first", "second", "third", "fourth")}
+        for name in ("first", "second"):
+            server.connection_made(name, ours[name])
+            connections.begins(cast(Any, name))
+        server.connection_made("third", ours["third"])
+        server.connection_lost("second")
+        connections.ends(cast(Any, "second"))
+        server.connection_made("fourth", ours["fourth"])
+        await asyncio.sleep(0)
+        return [name for name, transport in ours.items() if transport.abort.called]
+
+    assert asyncio.run(crowded()) == ["third"]
+
+
+def test_a_connection_that_has_no_place_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 0)
+
+    async def refused() -> None:
+        async with served(filled()) as (dashboard, _):
+            crowd = Crowd(dashboard.url)
+            await crowd.grow(3)
+            assert await crowd.left(0) == 0
+            await crowd.leave()
+
+    asyncio.run(refused())
+    assert caplog.text == ""
+
+
+def test_what_is_no_http_fills_no_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(server.HTTP_LOG, "filters", [server.Seldom()])
+
+    async def ask() -> None:
+        async with served(filled()) as (dashboard, _):
+            for _ in range(20):
+                crowd = Crowd(dashboard.url)
+                await crowd.grow(1, b"GET / HTTP/1.1\r\nHost: a\x1b[2J\r\nHost: b\r\n\r\n")
+                assert await crowd.left(0) == 0
+                await crowd.leave()
+
+    asyncio.run(ask())
+    assert len(caplog.text.splitlines()) == 1, caplog.text
+    assert "\x1b" not in caplog.text
+    assert "no HTTP" in caplog.text
 
 
 def test_what_it_remembers_and_shows_is_bounded() -> None:
