@@ -17,14 +17,15 @@ async def read_body(request: web.BaseRequest, admission: Admission) -> bytes:
     """Return the body. The caller gives its bytes back to `admission`. Raises GatewayError."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise GatewayError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the body without compression")
-    most_mib, length = admission.settings.max_body_mib, request.content_length
-    if length is not None and length > most_mib * MIB:
+    most_mib, whole = admission.settings.max_body_mib, request.content.is_eof()
+    body = request.content.read_nowait() if whole else b""
+    length = len(body) if whole else request.content_length or 0
+    if length > most_mib * MIB:
         raise _too_long(most_mib)
-    admission.check_bytes(length or 0)
-    if request.content.is_eof():  # it came with the head, as most bodies do
-        body = request.content.read_nowait()
-        admission.take_bytes(len(body))
+    if whole:  # it came with the head, as most bodies do
+        admission.take_bytes(length)
         return body
+    admission.check_bytes(length)
     return await _read(request, admission)
 
 

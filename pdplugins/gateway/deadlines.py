@@ -15,8 +15,9 @@ class Deadlines:
     """The waits of one kind that are under way."""
 
     def __init__(self) -> None:
-        self._waits: dict[Wait, float] = {}
-        """Each one, and when it ends, in the loop's time."""
+        self.waits: dict[Wait, float] = {}
+        """Each one, and when it ends, in the loop's time. One that leaves stays a deadline of the timer, which finds
+        nothing then."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings_s = inf
         """When the timer looks at them next: not after the first deadline."""
@@ -27,22 +28,14 @@ class Deadlines:
 
     def expire(self) -> None:
         """End all waits now."""
-        for wait in list(self._waits):
+        for wait in list(self.waits):
             wait.end()
 
-    def begin(self, wait: Wait, seconds: float | None) -> None:
-        """Take in a wait."""
-        if seconds is None:
-            self._waits[wait] = inf
-            return
-        loop = asyncio.get_running_loop()
-        self._waits[wait] = ends_s = loop.time() + seconds
+    def begin(self, wait: Wait, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Take in a wait that has a deadline."""
+        self.waits[wait] = ends_s = loop.time() + seconds
         if ends_s < self._rings_s:
             self._ring_at(loop, ends_s)
-
-    def leave(self, wait: Wait) -> None:
-        """Forget a wait. Its deadline stays that of the timer, which finds nothing then."""
-        self._waits.pop(wait, None)
 
     def _ring_at(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
         if self._timer is not None:
@@ -54,10 +47,10 @@ class Deadlines:
         """End the waits whose time is over, and look again when the next one's is."""
         self._timer, self._rings_s = None, inf
         now_s = loop.time()
-        for wait, ends_s in list(self._waits.items()):
+        for wait, ends_s in list(self.waits.items()):
             if ends_s <= now_s:
                 wait.end()
-        next_s = min(self._waits.values(), default=inf)
+        next_s = min(self.waits.values(), default=inf)
         if next_s < inf:
             self._ring_at(loop, next_s)
 
@@ -78,21 +71,25 @@ class Wait:
         """Raise TimeoutError in what is done inside now, unless it has left."""
         if self._task is not None and not self._ended:
             self._ended = True
-            self._all.leave(self)
+            self._all.waits.pop(self, None)
             self._task.cancel()
 
     def __enter__(self) -> Wait:
-        self._task = task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        self._task = task = asyncio.current_task(loop)
         assert task is not None  # noqa: S101 - what waits is a task
         self._cancelling = task.cancelling()
-        self._all.begin(self, self._seconds)
+        if self._seconds is None:
+            self._all.waits[self] = inf
+        else:
+            self._all.begin(self, self._seconds, loop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
-        self._all.leave(self)
+        self._all.waits.pop(self, None)
         if not self._ended:
             return
         assert task is not None  # noqa: S101 - it has been entered

@@ -164,7 +164,7 @@ class Endpoints:
             metrics.fault("gateway_error", error, error)
             await reply.fail(GatewayError(500, f"gateway: {type(error).__name__}"))
         finally:
-            self._end(request, outcome)
+            self._end(request, reply.account, outcome)
         if reply.response is None:
             raise ConnectionResetError
         return reply.response
@@ -174,9 +174,9 @@ class Endpoints:
         if self.tracing is not None:
             self.tracing.begin(request)
 
-    def _end(self, request: web.Request, outcome: str) -> None:
+    def _end(self, request: web.Request, account: Account | None, outcome: str) -> None:
         self.serving.metrics.over(outcome)
-        if (account := request.get(ACCOUNT)) is not None:
+        if account is not None:
             account.outcome = outcome
         if self.tracing is not None:
             self.tracing.end(request, outcome, account)
@@ -192,7 +192,7 @@ class Endpoints:
                 headers |= self.tracing.headers(request)
             call = self.engine.parse(request.path, body, fresh_name(), session, headers)
             call.terms = self.asking.terms(request.headers, call.asks)
-            request[ACCOUNT] = account = Account(call.rid, call.model, call.stream)
+            request[ACCOUNT] = reply.account = account = Account(call.rid, call.model, call.stream)
             await self.serving.serve(call, reply, account)
         except AnswersTooLongError:
             self.serving.metrics.overload("answers")

@@ -173,7 +173,7 @@ CallT = TypeVar("CallT", bound=Call)
 """The engine's own requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work(Generic[CallT]):
     """One request as a worker gets it, but for the fields that tie its legs together."""
 

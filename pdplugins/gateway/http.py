@@ -13,7 +13,7 @@ from aiohttp.http import RawRequestMessage
 from pdplugins.errors import one_line
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.logs import without_data
-from pdplugins.gateway.replies import SERVER, failure
+from pdplugins.gateway.replies import SERVER, ClientAnswer, failure
 
 
 class Handler(web.RequestHandler):
@@ -44,6 +44,11 @@ class Handler(web.RequestHandler):
             self._lingering_time = 0.0
             self._body.set_exception(web.RequestPayloadError(without_data(message.message)))
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading where it was held. aiohttp asks for that twice with each request, and parses nothing then."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -62,7 +67,8 @@ class Handler(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
         """Write an answer."""
-        if isinstance(resp, web.HTTPException):  # aiohttp's own, as for a header Expect that it does not know
+        # aiohttp's own, as for a header Expect that it does not know
+        if not isinstance(resp, ClientAnswer) and isinstance(resp, web.HTTPException):
             resp = failure(GatewayError(resp.status, resp.reason))
         return super().finish_response(request, resp, start_time)
 

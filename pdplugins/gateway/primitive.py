@@ -61,7 +61,7 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Execution:
     """What is done for one request, in this order."""
 

@@ -10,6 +10,7 @@ from time import time
 from aiohttp import HttpVersion11, hdrs, web
 
 from pdplugins.errors import one_line
+from pdplugins.gateway.account import Account
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError, RefusedError
 from pdplugins.gateway.reading import is_json
@@ -75,17 +76,17 @@ class ClientAnswer(web.StreamResponse):
         """
         if self._over:
             return
-        parts = [] if self._begun else [self._head(data)]
-        chunks = self._stream and self._request.version == HttpVersion11
-        parts += [b"%x\r\n" % len(data), data, b"\r\n"] if chunks and data else [data]
-        if chunks and last:
-            parts.append(b"0\r\n\r\n")
+        head = b"" if self._begun else self._head(data)
+        if self._stream and self._request.version == HttpVersion11:
+            end = b"0\r\n\r\n" if last else b""
+            data = b"%x\r\n%b\r\n%b" % (len(data), data, end) if data else end
         self._begun, self._over = True, last
         transport, writer = self._request.transport, self._request.writer
         if transport is None or transport.is_closing():
             raise ConnectionResetError
-        writer.output_size += sum(map(len, parts))
-        transport.writelines(parts)
+        sent = head + data
+        writer.output_size += len(sent)
+        transport.write(sent)
         if waits:
             await writer.drain()
 
@@ -144,6 +145,8 @@ class Reply:
         self._request = request
         self._admission = admission
         self.response: web.StreamResponse | None = None
+        self.account: Account | None = None
+        """What is told of the request in the end, once its body has been read."""
         self._answer: ClientAnswer | None = None
         """The response, where it is what a worker has said."""
 

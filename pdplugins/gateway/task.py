@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pdplugins.gateway.serving import Serving
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """One attempt to serve a request: what is still to be done, and with which work."""
 
@@ -133,14 +133,16 @@ class RequestTask:
         attempt = self._placed()
         if self._relay.ids:
             attempt = await self._resumed(attempt)
-        self._count(attempt.execution.primitive)
-        if attempt.execution.primitive is Primitive.WARM:
+        primitive = attempt.execution.primitive
+        self._all.metrics.primitive(primitive)
+        if primitive is Primitive.WARM:
             attempt = await self._warmed(attempt)
-        if history := self._missing_history(attempt):
+            primitive = attempt.execution.primitive
+        if primitive is Primitive.PAIR and (history := self._missing_history(attempt)):
             attempt = await self._given_history(attempt, history)
-        if attempt.execution.primitive is Primitive.PUSH:
+        elif primitive is Primitive.PUSH:
             attempt = await self._pushed(attempt)
-        if attempt.execution.primitive is Primitive.HEAD:
+        elif primitive is Primitive.HEAD:
             rest = await self._head(attempt)
             if rest is None:
                 return
@@ -194,7 +196,7 @@ class RequestTask:
         """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
         if (ids := await self._ids_or_none(attempt.execution.first)) is None:
             return attempt
-        self._count("history")
+        self._all.metrics.primitive("history")
         execution, work = attempt.execution, attempt.work
         source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
         first, second = self._backend(execution.first), self._backend(execution.second)
@@ -270,9 +272,7 @@ class RequestTask:
     def _missing_history(self, attempt: Attempt) -> int:
         """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
         session, execution = self._session, attempt.execution
-        if session is None or execution.primitive is not Primitive.PAIR or session.bound_worker != execution.second:
-            return 0
-        if not self._call.pushes:
+        if session is None or session.bound_worker != execution.second or not self._call.pushes:
             return 0
         kinds = [self._backend(worker).view.capabilities for worker in (execution.first, execution.second)]
         if not (self._all.settings.transfer_history and all(can is not None and can.splits for can in kinds)):
@@ -316,9 +316,6 @@ class RequestTask:
             self._blocks,
             call.terms,
         )
-
-    def _count(self, primitive: str) -> None:
-        self._all.metrics.primitive(primitive)
 
     def _finish(self, request: Request, first: Worker, second: Worker, output: int) -> None:
         """Learn from an answer that is whole."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pdplugins.contracts.request import Terms
-from pdplugins.gateway.engines.sglang.fields import Fields
+from pdplugins.gateway.engines.sglang.fields import OURS, Fields
 from pdplugins.gateway.engines.sglang.protocol import COMPLETIONS, GENERATE, LARGEST, dumps, splice, without
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
@@ -164,7 +164,8 @@ class Call:
             return "logprob_start_len"
         if _count(self.sampling.get("beam_width")) > 1:
             return "beam_width"
-        return next((name for name in TOLD_BY_PREFILL if fields.get(name)), None)
+        told = fields.among(TOLD_BY_PREFILL) if isinstance(fields, Fields) else TOLD_BY_PREFILL
+        return next((name for name in told if fields.get(name)), None) if told else None
 
     @property
     def pushes(self) -> bool:
@@ -241,7 +242,7 @@ def parse(
     :param headers: what the workers are to get of the client's headers.
     """
     fields = Fields(body, limits.max_json_depth)
-    asks = {name: fields.get(name) for name in ("priority", FIELD)}
+    asks = {"priority": fields.get("priority"), FIELD: fields.get(FIELD)}
     body, fields = _passed_on(path, body, fields, limits)
     if (stream := fields.get("stream")) not in (None, True, False):  # SGLang takes text too, such as "no"
         raise GatewayError(400, "stream is not true or false", param="stream")
@@ -252,8 +253,7 @@ def parse(
         checked("model", model, limits.max_name_chars)
     if isinstance(given, str) and given:
         rid = checked("rid", given, limits.max_name_chars)
-    if not session:
-        session = next((name for field in SESSION_FIELDS if isinstance(name := fields.get(field), str) and name), None)
+    session = session or _session(fields)
     prompt, batch = _prompt(path, fields)
     session = session and hashed(session)
     call = Call(
@@ -275,7 +275,7 @@ def _passed_on(path: str, body: bytes, fields: Fields, limits: GatewayConfig) ->
     if path != GENERATE and (numbers := _numbers(fields)):
         body = splice(body, numbers)
         fields = Fields(body, limits.max_json_depth)
-    if own := fields.ours():
+    if own := fields.among(OURS):
         body = splice(body, dict.fromkeys(own))
     return body, fields
 
@@ -295,6 +295,13 @@ def _numbers(fields: Fields) -> dict[str, int]:
             raise GatewayError(400, f"{name} is no whole number", param=name)
         found[name] = int(number)
     return found
+
+
+def _session(fields: Fields) -> str | None:
+    for name in SESSION_FIELDS:
+        if isinstance(session := fields.get(name), str) and session:
+            return session
+    return None
 
 
 def _sampling(path: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from time import monotonic
 from typing import cast
@@ -59,9 +60,9 @@ class Target:
 class Response:
     """The answer to one request. At its end the connection is free for the next one."""
 
-    __slots__ = ("_connection", "_error", "_parts", "_size", "_waiter", "ended", "headers", "status")
+    __slots__ = ("_connection", "_error", "_loop", "_parts", "_size", "_waiter", "ended", "headers", "status")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         """0 until its head has come."""
         self.headers: dict[bytes, bytes] = {}
@@ -69,6 +70,7 @@ class Response:
         self.ended = False
         """Whether nothing more will come."""
         self._connection: Connection | None = connection
+        self._loop = loop
         self._parts: list[bytes] = []
         self._size = 0
         self._error: Exception | None = None
@@ -77,14 +79,14 @@ class Response:
     @property
     def content_type(self) -> str:
         """Its type; that of JSON where it has none."""
-        return content_type(self.headers.get(b"content-type", b"application/json").decode("latin-1"))
+        return _type_of(self.headers.get(b"content-type", b"application/json"))
 
     @property
     def encoded(self) -> bool:
         """Whether its bytes are compressed, which nobody has asked for."""
-        headers = self.headers
-        transfer = headers.get(b"transfer-encoding", b"chunked").lower()
-        return transfer != b"chunked" or headers.get(b"content-encoding", b"identity").lower() != b"identity"
+        coding, transfer = self.headers.get(b"content-encoding"), self.headers.get(b"transfer-encoding")
+        encoded = coding is not None and coding.lower() != b"identity"
+        return encoded or (transfer is not None and transfer.lower() != b"chunked")
 
     @property
     def retry_after(self) -> str | None:
@@ -92,22 +94,20 @@ class Response:
         value = self.headers.get(b"retry-after")
         return None if value is None else value.decode("latin-1")
 
-    async def begun(self) -> None:
-        """Wait for its head. Raises aiohttp.ClientError."""
-        while not self.status:
-            if self._error is not None:
-                raise self._error
-            await self._more()
-
     async def readany(self) -> bytes:
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError."""
         while not self._parts:
-            if self._error is not None:
-                raise self._error
-            if self.ended:
+            if self.ended and self._error is None:
                 return b""
-            await self._more()
+            await self.news()
         return self._taken()
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done once more of it has come, or its end. Raises aiohttp.ClientError where it has failed."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def all_of_it(self, most_bytes: int) -> bytes:
         """Return all of an answer that has come already; nothing where some of it is missing, or that is too long."""
@@ -143,10 +143,6 @@ class Response:
             waiter.set_result(None)
 
     # ---------------------------------------------------------------------------------------------------------------
-
-    def _more(self) -> asyncio.Future[None]:
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
 
     def _taken(self) -> bytes:
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -189,13 +185,13 @@ class Connection(asyncio.Protocol):
         :param silence_s: the longest time without a byte of the answer.
         """
         assert self._transport is not None  # noqa: S101 - it is open
-        self._response = response = Response(self)
+        self._response = response = Response(self, self._loop)
         self._head_bytes = 0
         self._silence_s = silence_s
         self._heard_s = self._loop.time()
         if silence_s is not None and self._timer is None:
             self._look_after(silence_s)
-        self._transport.writelines([head, body])
+        self._transport.write(head + body)
         return response
 
     def resume(self) -> None:
@@ -258,8 +254,9 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take in one header, or one after the body."""
-        if self._response is not None and not self._response.status:
-            self._response.headers[name.lower()] = value
+        response = self._response
+        if response is not None and not response.status:
+            response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Let go on what waits for the head, unless it only announces another one."""
@@ -347,7 +344,8 @@ class Connections:
         head = f"{target.head}{path}{target.tail}Content-Length: {len(body)}\r\n{more}\r\n"
         response = connection.ask(head.encode("utf-8", "surrogateescape"), body, silence_s)
         try:
-            await response.begun()
+            while not response.status:
+                await response.news()
         except BaseException:
             response.close()  # not the connection, which may serve another request already
             raise
@@ -377,6 +375,11 @@ def _close_idle(target: Target) -> None:
     for _, connection in target.idle:
         connection.close()
     target.idle.clear()
+
+
+@lru_cache(maxsize=64)
+def _type_of(header: bytes) -> str:
+    return content_type(header.decode("latin-1"))
 
 
 def _idle(target: Target) -> Connection | None:

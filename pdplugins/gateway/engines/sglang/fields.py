@@ -59,8 +59,6 @@ _Long = msgspec.defstruct("_Long", [(name, msgspec.Raw, UNSET) for name in KNOWN
 _read_short = msgspec.json.Decoder(_Short).decode
 _read_long = msgspec.json.Decoder(_Long).decode
 _read_ids = msgspec.json.Decoder(list[int]).decode
-_ours = attrgetter(*OURS)
-_NONE_OF_OURS = (UNSET,) * len(OURS)
 
 
 class Fields(Mapping[str, Any]):
@@ -106,12 +104,11 @@ class Fields(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def ours(self) -> list[str]:
-        """Return those of `OURS` that are there."""
-        values = _ours(self._fields)
-        if values == _NONE_OF_OURS:
-            return []
-        return [name for name, value in zip(OURS, values, strict=True) if value is not UNSET]
+    def among(self, names: tuple[str, ...]) -> list[str]:
+        """Return those of some fields that are there."""
+        values_of, none = _together(names)
+        values = values_of(self._fields)
+        return [] if values == none else [name for name, value in zip(names, values, strict=True) if value is not UNSET]
 
     def raw(self, name: str) -> Any:
         """Return a field of `OPAQUE` as the body has it, a msgspec.Raw; None when it is not there."""
@@ -195,6 +192,12 @@ def _kind(raw: Any) -> str | None:
     """Tell what a prompt is, from its first bytes."""
     found = None if raw is UNSET else _BEGINNING.match(raw)
     return found.lastgroup if found else None
+
+
+@functools.cache
+def _together(names: tuple[str, ...]) -> tuple[attrgetter[Any], tuple[Any, ...]]:
+    """Return what reads some fields at once, and what it reads where none is there, as in most bodies."""
+    return attrgetter(*names), (UNSET,) * len(names)
 
 
 @functools.cache

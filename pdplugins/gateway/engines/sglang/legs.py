@@ -11,8 +11,7 @@ behind them, for the batch scheduler inside the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -30,60 +29,22 @@ NONE: Mapping[str, Any] = {}
 
 
 class Legs:
-    """Local, pair, push and warm, over the connections of `upstream`."""
+    """Local, pair, push and warm, over the connections of `upstream`.
+
+    Local and pair are context managers by hand: those of contextlib take as long as a routing decision does.
+    """
 
     def __init__(self, upstream: Upstream, settings: GatewayConfig) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
         self._first_token_s = settings.first_token_s
 
-    @asynccontextmanager
-    async def local(self, backend: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
+    def local(self, backend: Backend, work: Work[Call]) -> Local:
         """Let one worker do all of it."""
-        load = backend.view.load
-        rid = _name(work)
-        body = _body(work, rid)
-        took_s: float | None = None
-        load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
-        try:
-            answer = await self._begin(backend, work, body, rid)
-            if answer.stream:  # an answer in one piece comes with its last token
-                took_s = monotonic() - work.arrived_s
-        finally:
-            load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
-        load.decode_starts(work.prompt_tokens)
-        try:
-            yield answer
-        finally:
-            load.decode_ends(work.prompt_tokens + answer.tokens)
-            self._upstream.end(answer)
+        return Local(self, backend, work)
 
-    @asynccontextmanager
-    async def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
+    def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> Pair:
         """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
-        # SGLang's bootstrap room: it ties the legs of a pair together.
-        room = int.from_bytes(take(8)) % protocol.MAX_ROOM
-        fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
-        rid = _name(work)
-        body = _body(work, rid, fields)
-        load = decode.view.load
-        load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
-        aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
-        answer: Answer | None = None
-        try:
-            answer = await self._begun(prefill, decode, aside, work, body, rid)
-            yield answer
-        except BaseException:
-            aside.cancel()
-            await asyncio.gather(aside, return_exceptions=True)
-            raise
-        else:
-            self._upstream.keep(aside)  # the last token may come before the reply of the prefill worker
-        finally:  # also when this is cancelled twice
-            tokens = 0
-            if answer is not None:
-                tokens = answer.tokens
-                self._upstream.end(answer)
-            load.decode_ends(work.prompt_tokens + tokens)
+        return Pair(self, prefill, decode, work)
 
     async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
@@ -97,31 +58,9 @@ class Legs:
     async def warm(self, backend: Backend, work: Work[Call]) -> None:
         """Compute the KV cache of a prompt on a backend, for a later pair or for itself; its one token is not used."""
         rid = _name(work)
-        await self._prefill(backend, work, _body(work, rid), rid)
+        await self.prefill(backend, work, _body(work, rid), rid)
 
-    async def _begun(
-        self, prefill: Backend, decode: Backend, aside: asyncio.Task[bytes], work: Work[Call], body: bytes, rid: str
-    ) -> Answer:
-        """Return the answer of a pair once it has begun, or fail as soon as one of its workers does."""
-        try:
-            await asyncio.sleep(0)  # the prefill goes out first: its deadline is over first, should both be silent
-            answer = await self._begin(decode, work, body, rid, aside)
-            try:
-                if aside.done():
-                    aside.result()
-                if work.call.logprobs:
-                    answer.prefill_reply = await aside
-            except BaseException:
-                self._upstream.end(answer)
-                raise
-        except WorkerFailedError as error:
-            error.of_pair(prefill.id, decode.id)
-            raise
-        return answer
-
-    # --- legs ------------------------------------------------------------------------------------------------------
-
-    async def _begin(
+    async def begin(
         self, backend: Backend, work: Work[Call], body: bytes, rid: str, aside: asyncio.Task[bytes] | None = None
     ) -> Answer:
         """Return the answer of a worker once it has begun; a whole answer may take as long as the request.
@@ -133,32 +72,32 @@ class Legs:
             with backend.waits.within(self._first_token_s if call.stream else None) as wait:
                 if aside is not None:
                     aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
-                response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
-                return await self._upstream.begin(backend, response, rid, call)
+                response = await self.upstream.post(backend, call.path, body, call.headers, stream=call.stream)
+                return await self.upstream.begin(backend, response, rid, call)
         except RefusedError:
             raise
         except BaseException as error:
-            self._upstream.drop(backend, rid, response)
+            self.upstream.drop(backend, rid, response)
             if isinstance(error, TimeoutError):
                 if aside is not None and aside.done():
                     aside.result()
                 raise silence(backend, "token", self._first_token_s) from None
             raise
 
-    async def _prefill(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> bytes:
+    async def prefill(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> bytes:
         """Return the reply of a worker that prefills: it is done, and in a pair the KV cache has moved."""
         load = backend.view.load
         took_s: float | None = None
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
             with backend.waits.within(self._first_token_s):
-                reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
+                reply = await self.upstream.reply(backend, work.call.path, body, work.call.headers)
             took_s = monotonic() - work.arrived_s
             work.computed()
         except RefusedError:
             raise
         except BaseException as error:
-            self._upstream.drop(backend, rid, None)
+            self.upstream.drop(backend, rid, None)
             if isinstance(error, TimeoutError):
                 raise silence(backend, "prefill", self._first_token_s) from None
             raise
@@ -166,6 +105,91 @@ class Legs:
             return reply
         finally:
             load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
+
+
+class Local:
+    """All of a request on one worker."""
+
+    def __init__(self, legs: Legs, backend: Backend, work: Work[Call]) -> None:
+        self._legs = legs
+        self._load = backend.view.load
+        self._backend = backend
+        self._work = work
+
+    async def __aenter__(self) -> Answer:
+        work, load = self._work, self._load
+        rid = _name(work)
+        body = _body(work, rid)
+        took_s: float | None = None
+        load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
+        try:
+            self._answer = answer = await self._legs.begin(self._backend, work, body, rid)
+            if answer.stream:  # an answer in one piece comes with its last token
+                took_s = monotonic() - work.arrived_s
+        finally:
+            load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
+        load.decode_starts(work.prompt_tokens)
+        return answer
+
+    async def __aexit__(self, *_: object) -> None:
+        self._load.decode_ends(self._work.prompt_tokens + self._answer.tokens)
+        self._legs.upstream.end(self._answer)
+
+
+class Pair:
+    """A request on one worker that prefills and one that decodes."""
+
+    def __init__(self, legs: Legs, prefill: Backend, decode: Backend, work: Work[Call]) -> None:
+        self._legs = legs
+        self._prefill = prefill
+        self._decode = decode
+        self._work = work
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> Answer:
+        prefill, work = self._prefill, self._work
+        # SGLang's bootstrap room: it ties the legs of a pair together.
+        room = int.from_bytes(take(8)) % protocol.MAX_ROOM
+        fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
+        rid = _name(work)
+        body = _body(work, rid, fields)
+        self._decode.view.load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
+        self._aside = asyncio.get_running_loop().create_task(self._legs.prefill(prefill, work, body, rid))
+        try:
+            return await self._begun(body, rid)
+        except BaseException as error:
+            await self._end(failed=True)
+            if isinstance(error, WorkerFailedError):
+                error.of_pair(prefill.id, self._decode.id)
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._end(failed=kind is not None)
+
+    async def _begun(self, body: bytes, rid: str) -> Answer:
+        """Return the answer once it has begun, or fail as soon as one of the workers does."""
+        aside, work = self._aside, self._work
+        await asyncio.sleep(0)  # the prefill goes out first: its deadline is over first, should both be silent
+        self._answer = answer = await self._legs.begin(self._decode, work, body, rid, aside)
+        if aside.done():
+            aside.result()
+        if work.call.logprobs:
+            answer.prefill_reply = await aside
+        return answer
+
+    async def _end(self, *, failed: bool) -> None:
+        aside, answer, tokens = self._aside, self._answer, 0
+        try:
+            if failed:
+                aside.cancel()
+                await asyncio.gather(aside, return_exceptions=True)
+            else:
+                self._legs.upstream.keep(aside)  # the last token may come before the reply of the prefill worker
+        finally:  # also when this is cancelled twice
+            if answer is not None:
+                tokens = answer.tokens
+                self._legs.upstream.end(answer)
+            self._decode.view.load.decode_ends(self._work.prompt_tokens + tokens)
 
 
 def _name(work: Work[Call]) -> str:
