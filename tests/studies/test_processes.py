@@ -179,10 +179,13 @@ def test_whoever_holds_ctrl_c_down_gets_what_was_done(monkeypatch: pytest.Monkey
             time.sleep(0.02)
         return "done"
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with ThreadPoolExecutor(1) as pool:
         try:
             (future,), stopped = pools.finished(pool, pressed, [()])
         except KeyboardInterrupt:
             pytest.fail("it was raised")
+        finally:
+            signal.signal(signal.SIGINT, before)
     assert stopped
     assert future.result() == "done"
