@@ -31,7 +31,7 @@ NONE: Mapping[str, Any] = {}
 class Legs:
     """Local, pair, push and warm, over the connections of `upstream`.
 
-    Local and pair are context managers by hand: those of contextlib take as long as a routing decision does.
+    Local and pair are context managers without contextlib, whose generators the event loop would keep a list of.
     """
 
     def __init__(self, upstream: Upstream, settings: GatewayConfig) -> None:
