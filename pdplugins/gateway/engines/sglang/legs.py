@@ -26,6 +26,8 @@ from pdplugins.gateway.terms import carried
 from pdplugins.limits import GatewayConfig
 
 NONE: Mapping[str, Any] = {}
+LATER_S = 0.02
+"""How much longer the worker of a pair that decodes may be silent: where both are, the one that prefills is to blame."""
 
 
 class Legs:
@@ -68,8 +70,9 @@ class Legs:
         :param aside: the other leg of a pair. If it fails meanwhile, this raises what it has raised.
         """
         call, response = work.call, None
+        silent_s = self._first_token_s + (LATER_S if aside is not None else 0.0)
         try:
-            with backend.waits.within(self._first_token_s if call.stream else None) as wait:
+            with backend.waits.within(silent_s if call.stream else None) as wait:
                 if aside is not None:
                     aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
                 response = await self.upstream.post(backend, call.path, body, call.headers, stream=call.stream)
@@ -169,7 +172,6 @@ class Pair:
     async def _begun(self, body: bytes, rid: str) -> Answer:
         """Return the answer once it has begun, or fail as soon as one of the workers does."""
         aside, work = self._aside, self._work
-        await asyncio.sleep(0)  # the prefill goes out first: its deadline is over first, should both be silent
         self._answer = answer = await self._legs.begin(self._decode, work, body, rid, aside)
         if aside.done():
             aside.result()
