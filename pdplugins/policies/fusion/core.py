@@ -328,14 +328,16 @@ class Core:
         return int(any(map(helped, prompts)))
 
     def _corrected(self, cases: Cases, present: int, workers: int) -> int:
-        """Return the best number, moved towards what is missed: to a number that costs little of the capacity.
+        """Return the best number, moved towards what is missed: to the next one that costs little of the capacity.
 
-        Mostly that is the next one. Where the TTFT is short a few that prefill only can be worse than many and than
-        none, so fewer may be several fewer. More is one more: with few left to decode a mistake costs most.
+        Mostly that is one more or one fewer. Where the TTFT is short, a few that prefill only can be worse than many
+        and than none: then it is several more or fewer.
         """
         chosen, asks = cases.better(present, self.settings.gain), self.feedback.asks
-        towards = range(chosen - 1, -1, -1)[:MOST_COUNTS] if asks < 0 else range(chosen + asks, chosen + 2 * asks)
-        fits = (moved for moved in towards if moved < workers and cases.keeps(moved, self.settings.feedback))
+        if not asks:
+            return chosen
+        towards = range(chosen + 1, workers) if asks > 0 else range(chosen - 1, -1, -1)
+        fits = (moved for moved in towards[:MOST_COUNTS] if cases.keeps(moved, self.settings.feedback))
         return next(fits, chosen)
 
 

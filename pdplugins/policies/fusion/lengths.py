@@ -35,6 +35,8 @@ GOES_ON = -1
 """In place of an output."""
 LATELY, LATELY_S = 512, 60.0
 """Prompts, and seconds, over which the rate of requests is taken: the shorter of the two."""
+LEAST_S, SHORTEST_S = 1.0, 1e-3
+"""Seconds over which it is taken at least: that of fewer prompts, which may be one burst, and that of all."""
 
 
 class MeanLengths:
@@ -117,7 +119,8 @@ class MeanLengths:
     def lately(self, now_s: float) -> tuple[float, Sequence[int]]:
         """Return the requests a second that went on lately, 0 for few, and the tokens that they had to compute."""
         begun_s = [at_s for at_s, _ in self._lately if at_s > now_s - LATELY_S]
-        rate = len(begun_s) / max(now_s - begun_s[0], 1.0) if len(begun_s) > EARLY else 0.0
+        least_s = LEAST_S if len(begun_s) < LATELY else SHORTEST_S
+        rate = len(begun_s) / max(now_s - begun_s[0], least_s) if len(begun_s) > EARLY else 0.0
         return rate, [tokens for _, tokens in self._lately]
 
     def knows(self, request: Request) -> bool:

@@ -107,8 +107,8 @@ def test_slow_steps_lower_the_capacity_and_move_the_composition(core: Cores) -> 
     assert slow.frontier(4000.0, 100.0, 200_000).rate(0, 8) < 0.7 * theirs.rate(0, 8)
 
 
-def test_fewer_may_be_several_fewer_where_the_next_number_is_worse(core: Cores) -> None:
-    """The rates of 0 to 4 that prefill only fall and rise again. One more is never more than one more."""
+def test_the_next_number_that_costs_little_may_be_several_more_or_fewer(core: Cores) -> None:
+    """The rates of 0 to 5 that prefill only fall and rise, and do so again."""
 
     class Valley(Frontier):
         def rate(self, prefill_only: int, mixed: int) -> float:
@@ -121,4 +121,6 @@ def test_fewer_may_be_several_fewer_where_the_next_number_is_worse(core: Cores) 
     assert shared._corrected(cases, 3, 6) == 0
     served(shared, 9.0, 0.01, 2000)
     assert shared.feedback.asks == 1
-    assert shared._corrected(cases, 3, 6) == 3
+    assert shared._corrected(cases, 0, 6) == 3
+    assert shared._corrected(cases, 3, 6) == 5
+    assert shared._corrected(cases, 5, 6) == 5

@@ -126,3 +126,13 @@ def test_the_rate_is_that_of_the_last_minute_or_of_the_last_requests() -> None:
         fast.began(request(str(number)), number / 50)
     assert fast.lately(2 * LATELY / 50)[0] == pytest.approx(50, rel=0.05)
     assert len(fast.lately(0.0)[1]) == LATELY
+
+
+def test_a_rate_beyond_all_that_is_remembered_of_a_second_is_known_and_a_burst_is_none() -> None:
+    many, burst = MeanLengths(200), MeanLengths(200)
+    for number in range(2 * LATELY):
+        many.began(request(str(number)), number / 2000)
+    assert many.lately(2 * LATELY / 2000)[0] == pytest.approx(2000, rel=0.05)
+    for number in range(20):
+        burst.began(request(str(number)), 0.001 * number)
+    assert burst.lately(0.02)[0] == 20

@@ -27,7 +27,7 @@ from pdplugins.limits import GatewayConfig
 
 NONE: Mapping[str, Any] = {}
 LATER_S = 0.02
-"""How much longer the worker of a pair that decodes may be silent: where both are, the one that prefills is to blame."""
+"""How much longer the decode worker of a pair may be silent: where both are, the one that prefills is to blame."""
 
 
 class Legs:
