@@ -123,7 +123,8 @@ class Core:
         isl, osl = self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0)
         cases = Cases(workers, self.lengths.answers, lambda part: self._programme(isl, part * osl, kv_capacity_tokens))
         does, self.capacity = cases.mean, cases.capacity
-        wanted = present if self._has_room(cases.least(present), now_s) else self._corrected(cases, present, workers)
+        content = not self.feedback.misses and self._has_room(cases.least(present), now_s)
+        wanted = present if content else self._corrected(cases, present, workers, now_s)
         if settings.long_prompts:
             wanted = wanted or self._for_long(does, workers, present, now_s)
         if self._late_away(isl):
@@ -305,9 +306,9 @@ class Core:
         return (self.ahead_s + own_s) * slow
 
     def _has_room(self, served: float, now_s: float) -> bool:
-        """Tell whether a pool that serves at most `served` requests a second has room, and misses nothing."""
+        """Tell whether a pool that serves at most `served` requests a second has room for more than come."""
         rate, _ = self.lengths.lately(now_s)
-        return served >= SPARE * rate > 0 and not self.feedback.misses
+        return served >= SPARE * rate > 0
 
     def _for_long(self, does: Frontier | Powered, workers: int, present: int, now_s: float) -> int:
         """Return 1 where the longest prompts are in time only on a worker without decodes, and the load leaves one."""
@@ -327,18 +328,26 @@ class Core:
 
         return int(any(map(helped, prompts)))
 
-    def _corrected(self, cases: Cases, present: int, workers: int) -> int:
+    def _corrected(self, cases: Cases, present: int, workers: int, now_s: float) -> int:
         """Return the best number, moved towards what is missed: to the next one that costs little of the capacity.
 
         Mostly that is one more or one fewer. Where the TTFT is short, a few that prefill only can be worse than many
-        and than none: then it is several more or fewer.
+        and than none: then it is several more or fewer. Several more need a pool with room: beyond its capacity any
+        number misses the TTFT, and with few left to decode a mistake costs most.
         """
         chosen, asks = cases.better(present, self.settings.gain), self.feedback.asks
         if not asks:
             return chosen
         towards = range(chosen + 1, workers) if asks > 0 else range(chosen - 1, -1, -1)
-        fits = (moved for moved in towards[:MOST_COUNTS] if cases.keeps(moved, self.settings.feedback))
-        return next(fits, chosen)
+        return next(
+            (
+                moved
+                for moved in towards[:MOST_COUNTS]
+                if cases.keeps(moved, self.settings.feedback)
+                and (moved <= chosen + 1 or self._has_room(cases.least(moved), now_s))
+            ),
+            chosen,
+        )
 
 
 def _decodes_s(worker: WorkerView) -> float:

@@ -11,6 +11,7 @@ from pdplugins.policies.fusion.composition import Frontier, Lengths, Point
 from pdplugins.policies.fusion.core import RESERVE, Core
 from pdplugins.policies.fusion.doubt import Cases
 from pdplugins.policies.fusion.flow import FusionFlow
+from pdplugins.policies.fusion.lengths import LATELY
 from pdplugins.policies.fusion.router import FusionRouter
 from pdplugins.testing import fleet, request
 from pdplugins.types import Ending, Go, Outcome, Terms, Waiting
@@ -112,15 +113,17 @@ def test_the_next_number_that_costs_little_may_be_several_more_or_fewer(core: Co
 
     class Valley(Frontier):
         def rate(self, prefill_only: int, mixed: int) -> float:
-            return (10.0, 8.0, 8.0, 10.0, 8.0, 10.0)[prefill_only]
+            return (100.0, 80.0, 80.0, 100.0, 80.0, 100.0)[prefill_only]
 
     does, shared = Valley(Lengths(1.0, 1.0), 1.0, (Point(1.0, 0.0),)), core()
     cases = Cases(6, 100, lambda part: does)
     served(shared, 0.1, 0.2)
     assert shared.feedback.asks == -1
-    assert shared._corrected(cases, 3, 6) == 0
+    assert shared._corrected(cases, 3, 6, 0.0) == 0
     served(shared, 9.0, 0.01, 2000)
+    for index in range(LATELY):
+        shared.lengths.began(request(f"late{index}"), 200.0)
     assert shared.feedback.asks == 1
-    assert shared._corrected(cases, 0, 6) == 3
-    assert shared._corrected(cases, 3, 6) == 5
-    assert shared._corrected(cases, 5, 6) == 5
+    for now_s, moves in ((210.0, {0: 3, 3: 5, 5: 5}), (201.0, {0: 0, 3: 3})):  # with room, and without
+        for present, wanted in moves.items():
+            assert shared._corrected(cases, present, 6, now_s) == wanted
