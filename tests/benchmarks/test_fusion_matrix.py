@@ -14,6 +14,7 @@ import ablation
 import cells
 import few
 import fingerprint
+import longer
 import manifest
 import matrix
 import pictures
@@ -295,3 +296,45 @@ def test_studies_on_a_few_cells_need_a_matrix_of_the_present_stock(
     monkeypatch.setattr(manifest, "changed", lambda *of: ["simulator", "fusion"])
     with pytest.raises(PdpluginsError, match="simulator changed since it was made"):
         few.yards(folder, 1, search.Memory())
+
+
+def a_longer(folder: Path) -> longer.Longer:
+    one = cell(folder)
+    return longer.Longer(one, matrix.last_of(one), systems.systems(one), search.Memory())
+
+
+def test_longer_runs_meet_the_systems_that_were_best_there(folder: Path) -> None:
+    one = a_longer(folder)
+    for share in longer.SHARES:
+        at = {name: it["attainment"][search.SHARES.index(share)] for name, it in one.last["systems"].items()}
+        rivals = one.rivals(share)
+        assert len(rivals) == longer.RIVALS
+        assert tables.FUSION not in rivals
+        assert min(at[name] for name in rivals) >= max(at[name] for name in at.keys() - {*rivals, tables.FUSION})
+
+
+@pytest.mark.moderate
+def test_a_row_of_longer_runs_holds_the_lead_over_the_best_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "PER_WORKER", 10)
+    monkeypatch.setattr(cells, "SETTLE_S", 1.0)
+    one = a_longer(folder)
+    row = one.row()
+    assert min(row["capacities"]) > 0
+    for share in longer.SHARES:
+        theirs = [one.at(name, share, row["capacities"]) for name in one.rivals(share)]
+        assert row[f"lead at {share:g}"] == pytest.approx(100 * (row[f"fusion at {share:g}"] - max(theirs)))
+    assert row["least lead, points"] == min(row[f"lead at {share:g}"] for share in longer.SHARES)
+    short = search.Trial(one.cell, systems.fusion(one.cell), one.cell.lasts_s(one.last["capacities"][0]), one.memory)
+    assert one._trial(tables.FUSION, 0).duration_s == longer.TIMES * short.duration_s
+
+
+def test_a_cell_is_lost_from_half_a_point_below_the_best() -> None:
+    rows = [{"least lead, points": lead, **{f"lead at {it:g}": lead for it in longer.SHARES}} for lead in (-0.4, -0.6)]
+    assert longer.summary(rows) == {
+        "cells": 2,
+        "lost": 1,
+        "least lead, points": -0.6,
+        "mean lead": {f"{it:g}": pytest.approx(-0.5) for it in longer.SHARES},
+    }
