@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import manifest
 import numpy as np
 import search
 from cells import SETTLE_S, Cell, Config, Hardware, Trace
@@ -30,6 +32,8 @@ from pdplugins.runtime.assembly import load_profile
 from pdplugins.types import Role, TraceRequest
 
 PUBLISHED = "100-111"
+WHOLE = 102
+"""The cell whose stock configurations are tuned once more where the results are shown equal."""
 BATCHES = {"drawn": None, "drawn-small-batch": 16}
 """Largest decode batch of a worker, by result; None for that of the config's default."""
 SHARES = (0.5, 0.8, 1.0, 1.5)
@@ -134,8 +138,11 @@ def cell_of(number: int, max_batch: int | None = None) -> Drawn:
     return Drawn(f"drawn {number}", "", "", Path(), number, max_batch)
 
 
-def examined(cell: Drawn, memory: Memory) -> Row:
-    """Return the row of one cell: fusion, and the best of the tuned stock configurations at each rate."""
+def examined(cell: Drawn, memory: Memory) -> tuple[Row, float]:
+    """Return the row of one cell: fusion, and the best of the tuned stock configurations at each rate.
+
+    The second is the capacity with all digits.
+    """
     tuned = {name: search.tuned(cell, name, tried, memory) for name, tried in stock(cell).items()}
     capacity, (isl, osl), slo = search.capacity(cell, tuned, 0, memory), cell.lengths(), cell.objectives()
     row: Row = {
@@ -144,7 +151,7 @@ def examined(cell: Drawn, memory: Memory) -> Row:
         "capacity, requests/s": float(f"{capacity:.4g}"),
     }  # fmt: skip
     if not capacity:
-        return row
+        return row, capacity
     duration_s = cell.lasts_s(capacity)
 
     def at(config: Config, share: float, *policies: str) -> float:
@@ -154,17 +161,32 @@ def examined(cell: Drawn, memory: Memory) -> Row:
         best = max(at(one.config, share, *search.policies(name)) for name, one in tuned.items())
         ours = at(fusion(cell), share, "fusion")
         row |= {f"fusion at {share:g}": ours, f"lead at {share:g}": 100 * (ours - best)}
-    return row
+    return row, capacity
 
 
 def cell() -> dict[str, list[Row]]:
-    """Return one row of each result, computed again: benchmarks/equality.py."""
-    return {f"fusion-{name}": [examined(cell_of(102, batch), Memory())] for name, batch in BATCHES.items()}
+    """Return what fusion does in every row, and one row whole, computed again: benchmarks/equality.py."""
+    found = {}
+    for name, max_batch in BATCHES.items():
+        data = manifest.read(f"fusion-{name}")
+        pairs = zip(data["rows"], data["capacities"], strict=True)
+        found[f"fusion-{name}"] = [again(row, capacity, max_batch) for row, capacity in pairs]
+    return found
 
 
-def show(name: str, rows: list[Row]) -> None:
+def again(row: Row, capacity: float, max_batch: int | None) -> Row:
+    """Return the texts of a published row and what fusion does at its exact capacity; all of the row `WHOLE`."""
+    one = cell_of(row["cell"], max_batch)
+    if row["cell"] == WHOLE:
+        return examined(one, Memory())[0]
+    trial = Trial(one, fusion(one), one.lasts_s(capacity), Memory(), ("fusion",))
+    at = {f"fusion at {share:g}": trial.at(share * capacity, 0).attainment for share in SHARES}
+    return {key: value for key, value in row.items() if isinstance(value, str)} | at
+
+
+def show(name: str, found: Sequence[tuple[Row, float]]) -> None:
     """Write a result."""
-    served = [row for row in rows if row["capacity, requests/s"]]
+    served = [row for row, capacity in found if capacity]
     leads = {share: [row[f"lead at {share:g}"] for row in served] for share in SHARES}
     summary = {
         "cells": len(served),
@@ -185,7 +207,7 @@ def show(name: str, rows: list[Row]) -> None:
             "Capacity is the highest rate that it serves to 90 %. Nothing of fusion is tuned on these cells.",
             f"What arrives in the first {SETTLES:g} times as long as a mean request may stay is not counted.",
         ),
-        more={"summary": summary},
+        more={"summary": summary, "capacities": [capacity for _, capacity in found if capacity]},
     )  # fmt: skip
 
 
@@ -210,12 +232,12 @@ def main() -> int:
     memory = Memory(MEMORY, time.monotonic() + 60 * options.minutes)
     try:
         for name, max_batch in BATCHES.items():
-            rows = []
+            found = []
             for number in options.cells:
-                rows.append(examined(cell_of(number, max_batch), memory))
-                print(name, rows[-1], flush=True)
+                found.append(examined(cell_of(number, max_batch), memory))
+                print(name, found[-1][0], flush=True)
             if options.cells == numbers(PUBLISHED):
-                show(name, rows)
+                show(name, found)
     except OutOfTimeError:
         print("stopped: the time is over; call it again to go on")
         return 75
